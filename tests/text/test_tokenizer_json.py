@@ -137,7 +137,7 @@ def test_the_config_adds_tokens_and_makes_named_ones_special(
     assert ours is not None
     put(tmp_path, "tokenizer_config.json", config)
     theirs = transformers_tokenizer(tmp_path)
-    text = " <|extra|><think>a<tool_call> b the <|im_end|>"
+    text = " <|extra|> <think> a <tool_call> b the <|im_end|> <|endoftext|> </think> c"
     ids = ours.encode(text, special=True)
     assert ids == theirs.encode(text, add_special_tokens=False)
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
