@@ -1,121 +1,94 @@
-"""What a model's `config.json` says, as frozen records. `read_target` and `read_drafter` fill them; builders use
-nothing else. Sizes are counts of elements; ids are 0-based."""
+"""A model directory's `config.json` in, a frozen record out: `read_target` and `read_drafter`.
+
+`target_from` and `drafter_from` do the same from a parsed dictionary. Whatever a config asks for and we lack is one
+`SpecError` that names the file, the key, the value and what is supported; nothing is ignored. The records live in
+`config_types` and are exported here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddtree_compile.errors import SpecError
+from ddtree_compile.models.config_dflash import drafter_from
+from ddtree_compile.models.config_kimi import kimi_from, kimi_k25_from
+from ddtree_compile.models.config_qwen3 import qwen3_from
+from ddtree_compile.models.config_types import (
+    DFlashConfig,
+    KimiConfig,
+    Quantisation,
+    Qwen3Config,
+    Rope,
+    TargetConfig,
+)
+
+__all__ = [
+    "DFlashConfig",
+    "KimiConfig",
+    "Quantisation",
+    "Qwen3Config",
+    "Rope",
+    "TargetConfig",
+    "drafter_from",
+    "load_config",
+    "read_drafter",
+    "read_target",
+    "target_from",
+]
+
+# The one table of targets: `model_type` to its reader.
+TARGETS: dict[str, Callable[[Mapping[str, Any], str], TargetConfig]] = {
+    "deepseek_v3": kimi_from,
+    "kimi_k2": kimi_from,
+    "kimi_k25": kimi_k25_from,
+    "qwen3": qwen3_from,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding of the last `dim` features: pair i turns by position * inv_freq[i].
+def read_target(directory: Path) -> TargetConfig:
+    """The target's config from `directory/config.json`. SpecError says what is missing, wrong or unsupported."""
+    path = directory / "config.json"
+    return target_from(load_config(path), str(path))
 
-    `factor` 1 is plain rope; otherwise YaRN (arXiv 2309.00071) between `original_max` positions, `beta_fast` and
-    `beta_slow`. `amplitude` multiplies cos and sin. `interleaved`: pairs (0,1),(2,3).. instead of halves.
+
+def target_from(config: Mapping[str, Any], where: str) -> TargetConfig:
+    """As `read_target`, from a parsed config; `where` names it in errors."""
+    model_type = config.get("model_type")
+    reader = TARGETS.get(model_type) if isinstance(model_type, str) else None
+    if reader is None:
+        raise SpecError(f"{where}: model_type = {model_type!r} is not supported (supported: {', '.join(TARGETS)})")
+    return reader(config, where)
+
+
+def read_drafter(
+    directory: Path, target: TargetConfig, *, rope_amplitude: float | None = None, window: int | None = None
+) -> DFlashConfig:
+    """The DFlash drafter's config from `directory/config.json`, checked against the target it drafts for.
+
+    `rope_amplitude` replaces what the config says cos and sin are multiplied by; `window` caps the context tokens
+    every layer sees. SpecError as for `read_target`.
     """
-
-    dim: int
-    theta: float
-    interleaved: bool = False
-    factor: float = 1.0
-    original_max: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    amplitude: float = 1.0
+    path = directory / "config.json"
+    config = load_config(path)
+    own_mask = directory / "mask_embedding.pt"
+    if own_mask.exists():
+        raise SpecError(f"{own_mask}: a drafter with its own mask embedding is not supported (supported: the target's)")
+    return drafter_from(config, target, str(path), rope_amplitude=rope_amplitude, window=window)
 
 
-@dataclass(frozen=True, slots=True)
-class Quantisation:
-    """compressed-tensors "pack-quantized" int4, symmetric: which Linear modules it covers, `group` inputs a scale.
-
-    `ignore` holds module names or `re:` patterns, as in the checkpoint's config.
-    """
-
-    ignore: tuple[str, ...]
-    group: int = 32
-
-
-@dataclass(frozen=True, slots=True)
-class KimiConfig:
-    """A DeepSeek-V3 block as Kimi K2 uses it: MLA, dense first layers, then routed experts plus a shared one."""
-
-    prefix: str  # "model." or "language_model.model."
-    head: str  # "lm_head.weight" or "language_model.lm_head.weight"
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    q_lora: int | None  # None: one q_proj
-    kv_lora: int
-    nope: int
-    rope: Rope  # of the last rope.dim features of a head, and of the shared key
-    v_dim: int
-    softmax_scale: float
-    intermediate: int  # dense MLP
-    dense_layers: int
-    experts: int
-    top_k: int
-    moe_intermediate: int
-    shared_experts: int
-    norm_topk: bool
-    routed_scale: float
-    eps: float
-    inner_eps: float  # q_a_layernorm and kv_a_layernorm: 1e-6 whatever the config says, as transformers has it
-    max_positions: int
-    tied: bool
-    dtype: str  # "bf16" or "f32": of weights and activations
-    quantisation: Quantisation | None
-    fp8: bool = False  # planned with a warning, refused by run and build
-    skip: tuple[str, ...] = ()  # prefixes of checkpoint tensors that text generation does not use
-
-
-@dataclass(frozen=True, slots=True)
-class Qwen3Config:
-    """Qwen3 dense: GQA with per-head norms of q and k, SwiGLU."""
-
-    prefix: str
-    head: str
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope: Rope
-    intermediate: int
-    eps: float
-    max_positions: int
-    tied: bool
-    dtype: str
-    quantisation: Quantisation | None = None
-    fp8: bool = False
-    skip: tuple[str, ...] = ()
-
-
-TargetConfig = KimiConfig | Qwen3Config
-
-
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
-    """A DFlash drafter (arXiv 2602.06036): Qwen3 layers over a block, the target's tapped hidden states as context."""
-
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope: Rope
-    intermediate: int
-    eps: float
-    block: int
-    mask_token: int
-    taps: tuple[int, ...]  # target layers after which the hidden state is captured
-    causal: tuple[bool, ...]  # per layer: is the block causal within itself
-    window: tuple[int, ...]  # per layer: context tokens seen, 0 for all
-    dtype: str
-
-    @property
-    def horizon(self) -> int:
-        """Tokens drafted a round."""
-        return self.block - 1
+def load_config(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; SpecError when there is none."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; a model directory needs a config.json") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise SpecError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise SpecError(f"{path}: holds a {type(config).__name__}, not a JSON object")
+    return config
