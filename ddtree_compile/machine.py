@@ -91,7 +91,7 @@ NVLINK5 = Link(
     ring_us=15.0,
     ring_rank_us=0.5,
     ring_rate=700e9,
-    source="fit to B300 TP8 one-stage 16 KiB 7, 256 KiB 9, 1 MiB 17 us (vllm#37756); its ring is nvlink4's at twice the "
+    source="fit to B300 TP8 one-stage 16 KiB 7, 256 KiB 9, 1 MiB 17 us (vllm#37756); ring: nvlink4's at twice the "
     "rate, not measured",
 )
 MEMORY = Link(

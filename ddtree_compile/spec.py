@@ -285,7 +285,7 @@ def _line(problem: ErrorDetails, data: dict[str, Any]) -> str:
 
 
 def _unknown(key: str, names: list[str]) -> str:
-    """An unknown key: the table that has a key of this name, else the nearest key of its own table, else all of them."""
+    """An unknown key: the table that has a key of this name, else the nearest key here, else all keys here."""
     *path, name = names
     known = [".".join([*path, other]) for other in _keys(path)]
     homes = [f"{table}.{name}" for table in TABLES if name in TABLES[table].model_fields]
