@@ -245,7 +245,7 @@ def read_spec(path: str | Path) -> CompileSpec:
     except IsADirectoryError:
         raise SpecError(f"{path}: is a directory; name the spec's file, such as {path / 'spec.toml'}") from None
     except FileNotFoundError:
-        raise SpecError(f"{path}: no such file; name a spec, such as plans/embedded/spec.toml") from None
+        raise SpecError(f"{path}: no such file; name a spec's TOML file") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
     try:
@@ -323,5 +323,8 @@ def _one_line(text: str) -> str:
 
 def _shown(value: Any) -> str:
     """A value as TOML would write it, shortened, on one line."""
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else _one_line(repr(value))
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=not value.isprintable())
+    else:
+        text = json.dumps(value) if isinstance(value, bool) else _one_line(repr(value))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
