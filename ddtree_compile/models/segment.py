@@ -1,0 +1,101 @@
+"""What a target's builder is given of the segment it stands in: its rows, how they attend, and where K/V goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ddtree_compile.ir.graph import Space, TensorType, Value
+from ddtree_compile.models.builder import Builder
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that a spec and two configs fix for a plan. Counts of sequences, nodes, rows, tokens."""
+
+    sequences: int
+    slots: int  # of a cache: max_seq_len
+    horizon: int
+    budget: int  # nodes of the largest tree besides its root
+    rows: int  # of the largest segment that a pick follows
+    splits: int  # partial results of attention over a cache
+    stops: int = 16  # stop tokens a sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A segment's rows. `bits` and `length` say that they are tree rows; without them they are a chunk's."""
+
+    ids: Value
+    positions: Value
+    row_sequence: Value
+    bits: Value | None = None
+    length: Value | None = None
+
+
+def state(name: str, shape: tuple[int, ...], dtype: str) -> Value:
+    return Value(name, TensorType(shape, dtype), Space.STATE)
+
+
+def round_value(name: str) -> Value:
+    """A ROUND value whose type comes from the op that makes it."""
+    return Value(name, TensorType((), "i32"), Space.ROUND)
+
+
+def keep_kv(b: Builder, rows: Rows, x: Value, cache: Value, tree: str) -> Value:
+    """K or V of this segment's rows [R, G, d]: a tree's to ROUND under the name `tree`, a chunk's into the cache."""
+    if rows.bits is not None:
+        return b.op("keep", x, outs=(round_value(tree),))
+    b.update("write_chunk", x, cache, rows.positions, rows.row_sequence)
+    return x
+
+
+def attend(
+    b: Builder, rows: Rows, q: Value, k_cache: Value, v_cache: Value, k: Value, v: Value, *, scale: float, v_dim: int,
+    splits: int,
+) -> Value:  # fmt: skip
+    """q [R, H, d] over the caches and, for tree rows, their ancestors' k and v: [R, H, v_dim]."""
+    if rows.bits is not None and rows.length is not None:
+        kind, args = "attend_tree", (q, k_cache, v_cache, k, v, rows.length, rows.row_sequence, rows.bits)
+    else:
+        kind, args = "attend_causal", (q, k_cache, v_cache, rows.positions, rows.row_sequence)
+    part, lse = b.ops_out(kind, *args, outs=("part", "lse"), scale=scale, v_dim=v_dim, splits=splits)
+    return b.op("merge", part, lse, name="attended", dtype=q.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A tree buffer in ROUND and the cache in STATE that its accepted rows are committed to."""
+
+    tree: Value
+    cache: Value
+
+    def rows(self, count: int) -> Value:
+        """The tree buffer with `count` rows."""
+        shape = (count, *self.tree.shape[1:])
+        return replace(self.tree, type=TensorType(shape, self.tree.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target model as the round sees it.
+
+    `embed` and `head` give weight values. `body(b, rows, taps)` runs embedding, layers and the final norm's input:
+    the last hidden state [R, hidden], with the states after the layers in `taps` kept in ROUND as `tap.i`.
+    """
+
+    hidden: int
+    vocab: int
+    dtype: str
+    caches: tuple[Cached, ...]
+    embed: Callable[[Builder], Value]
+    head: Callable[[Builder], Value]
+    body: Callable[[Builder, Rows, tuple[int, ...]], Value]
+    final_norm: Callable[[Builder, Value], Value]
+
+    def logits(self, b: Builder, x: Value) -> Value:
+        """The vocabulary's logits of x [R, hidden], fp32, in ROUND."""
+        with b.scope("head"):
+            return b.op(
+                "linear", self.final_norm(b, x), self.head(b), outs=(round_value("logits"),), dtype="f32"
+            )  # fmt: skip
