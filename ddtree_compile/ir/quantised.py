@@ -59,14 +59,16 @@ class Quantised:
     @staticmethod
     def cat(parts: Sequence[Quantised], dim: int) -> Quantised:
         """The parts side by side along `dim`; ValueError when their groups differ."""
+        group = _one_group(parts)
         codes, scales = [part.codes for part in parts], [part.scales for part in parts]
-        return Quantised(torch.cat(codes, dim), torch.cat(scales, dim), _one_group(parts))
+        return Quantised(torch.cat(codes, dim), torch.cat(scales, dim), group)
 
     @staticmethod
     def stack(parts: Sequence[Quantised]) -> Quantised:
         """The parts along a new first dimension; ValueError when their groups differ."""
+        group = _one_group(parts)
         codes, scales = [part.codes for part in parts], [part.scales for part in parts]
-        return Quantised(torch.stack(codes), torch.stack(scales), _one_group(parts))
+        return Quantised(torch.stack(codes), torch.stack(scales), group)
 
 
 def quantise(dense: torch.Tensor, group: int) -> Quantised:

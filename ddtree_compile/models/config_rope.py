@@ -25,7 +25,9 @@ def read_rope(
         raise SpecError(f"{fields.where}: the rotary dimension {dim} is odd; pairs are rotated")
     fields.only("partial_rotary_factor", (1.0,))
     rope = _table(fields)
-    theta = rope.number("rope_theta", fields.raw("rope_theta", None))
+    outer_theta = fields.raw("rope_theta", None) is not None
+    theta = (rope if rope.has("rope_theta") or not outer_theta else fields).number("rope_theta")
+    rope.seen.add("rope_theta")
     rope.only("partial_rotary_factor", (1.0,))
     kind = _kind(rope)
     if kind == "default":

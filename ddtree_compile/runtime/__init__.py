@@ -1,0 +1,1 @@
+"""What runs a plan: checkpoints and weights, executors, the engine. Imports neither the compiler nor Triton."""

@@ -1,6 +1,5 @@
 """The op table: every op kind with its record, by family."""
 
-from ddtree_compile.ir.graph import Op
 from ddtree_compile.ir.ops.attention import ATTENTION
 from ddtree_compile.ir.ops.commit import COMMIT
 from ddtree_compile.ir.ops.dense import DENSE
@@ -13,10 +12,3 @@ from ddtree_compile.ir.ops.tree import TREE
 
 OPS: dict[str, OpRecord] = DENSE | ROTARY | ATTENTION | MOE | ROWS_TABLE | TREE | PICK | COMMIT
 
-
-def writes(op: Op) -> tuple[int, ...]:
-    """Indices of the arguments that `op` updates in place; a fused op's are those that its parts update."""
-    if not op.body:
-        return OPS[op.kind].writes
-    written = {part.args[i].name for part in op.body for i in writes(part)}
-    return tuple(i for i, arg in enumerate(op.args) if arg.name in written)

@@ -1,0 +1,70 @@
+"""The corridor: a spec enters, a Plan leaves. Read this first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddtree_compile.models.config import DFlashConfig, TargetConfig, read_drafter, read_target
+from ddtree_compile.models.round import Program, build_program
+from ddtree_compile.passes import Observer
+from ddtree_compile.place import place_segment, place_spaces
+from ddtree_compile.plan import Plan
+from ddtree_compile.price import price
+from ddtree_compile.spec import CompileSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The two configs that a spec names."""
+
+    target: TargetConfig
+    drafter: DFlashConfig
+
+
+def read_models(spec: CompileSpec) -> Models:
+    """Read both configs. SpecError names what they ask for that we lack."""
+    target = read_target(spec.target_dir)
+    drafter = read_drafter(
+        spec.drafter_dir, target, rope_amplitude=spec.drafter.rope_attention_factor, window=spec.drafter.window
+    )
+    return Models(target, drafter)
+
+
+def compile_spec(spec: CompileSpec, observe: Observer | None = None) -> Plan:
+    """Lower a spec to a Plan: read the configs, build every segment's graph, run the passes, place, price."""
+    models = read_models(spec)
+    program = build_program(spec, models.target, models.drafter)
+    return plan_program(spec, models, program, observe)
+
+
+def plan_program(spec: CompileSpec, models: Models, program: Program, observe: Observer | None = None) -> Plan:
+    """The second half of the corridor, for graphs already built."""
+    segments = tuple(place_segment(graph, spec, observe) for graph in program.segments)
+    spaces = place_spaces(segment.graph for segment in segments)
+    arena = max(segment.temp_bytes for segment in segments)
+    return Plan(
+        spec=spec.to_dict(),
+        model=describe(models),
+        segments=segments,
+        weights=program.weights,
+        spaces=spaces,
+        arena=arena,
+        report=price(spec, models.target, models.drafter, program, segments, spaces, arena),
+    )
+
+
+def describe(models: Models) -> dict[str, object]:
+    """What a runtime must know of the models beside the graphs."""
+    target, drafter = models.target, models.drafter
+    return {
+        "family": type(target).__name__.removesuffix("Config").lower(),
+        "vocab": target.vocab,
+        "max_positions": target.max_positions,
+        "dtype": target.dtype,
+        "skip": list(target.skip),
+        "tied": target.tied,
+        "head": target.head,
+        "fp8": target.fp8,
+        "block": drafter.block,
+        "mask_token": drafter.mask_token,
+    }
