@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ddtree_compile.models.config_fields import Fields
 from ddtree_compile.models.config_types import Quantisation
 
 SUPPORTED: Final = "compressed-tensors pack-quantized symmetric int4 in groups"
+
+_PATTERN: Final = "re:"
 
 # Versions, statistics and calibration records: they describe how the weights were made, not how they are read.
 _HARMLESS: Final = frozenset({"version", "quantization_status", "global_compression_ratio"})
@@ -30,6 +33,23 @@ def read_quantisation(*levels: Fields) -> tuple[Quantisation | None, bool]:
     if method != "compressed-tensors":
         raise table.fail("quant_method", f"is not supported (supported: {SUPPORTED})")
     return _compressed_tensors(table)
+
+
+def covers(quantisation: Quantisation | None, module: str) -> bool:
+    """Is the Linear `module` (its name in the checkpoint, without `.weight`) quantised: it is, unless `ignore` has it.
+
+    An entry is a pattern after `re:`, matched from the start as compressed-tensors does, or a name, whole or the end
+    of one. Routers, embeddings and norms are no Linear modules; callers do not ask about them.
+    """
+    if quantisation is None:
+        return False
+    for entry in quantisation.ignore:
+        if entry.startswith(_PATTERN):
+            if re.match(entry.removeprefix(_PATTERN), module):
+                return False
+        elif module == entry or module.endswith(f".{entry}"):
+            return False
+    return True
 
 
 def _compressed_tensors(table: Fields) -> tuple[Quantisation | None, bool]:
@@ -65,8 +85,18 @@ def _compressed_tensors(table: Fields) -> tuple[Quantisation | None, bool]:
     group.only("output_activations", ())
     group.done()
     ignore = table.listed("ignore", str, ())
+    _check_patterns(table, ignore)
     table.only("kv_cache_scheme", ())
     table.only("sparsity_config", ({},))
     table.only("transform_config", ({},))
     table.done(_HARMLESS)
     return Quantisation(ignore=ignore, group=size), False
+
+
+def _check_patterns(table: Fields, ignore: tuple[str, ...]) -> None:
+    for entry in ignore:
+        if entry.startswith(_PATTERN):
+            try:
+                re.compile(entry.removeprefix(_PATTERN))
+            except re.error as error:
+                raise table.fail("ignore", f"holds a pattern that is none: {entry!r} ({error})") from None

@@ -18,7 +18,9 @@ Box = tuple[tuple[int, int], ...]
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MIX1: Final = 0xBF58476D1CE4E5B9
 _MIX2: Final = 0x94D049BB133111EB
-_CHUNK: Final = 1 << 22  # elements made at once; temporaries are a few int64 of that many
+
+# Elements made at once: on a CPU the temporaries (a few int64 each) stay in cache.
+_CPU_CHUNK, _GPU_CHUNK = 1 << 16, 1 << 24
 
 # Four uniforms on 0 .. 65535: their sum has this mean, and this variance times four.
 _MEAN: Final = 2 * 65535
@@ -38,11 +40,12 @@ def random_box(
     """The elements of `box` ([start, stop) a dimension) of the random tensor `name` of `shape`, in `dtype`."""
     sizes = [stop - start for start, stop in box]
     out = torch.empty(math.prod(sizes), dtype=dtype, device=device)
-    key, scale = _key(seed, name), std / _STD
-    for first in range(0, len(out), _CHUNK):
-        last = min(first + _CHUNK, len(out))
+    key, scale, runs = _key(seed, name), std / _STD, _runs(shape, box)
+    chunk = _CPU_CHUNK if out.device.type == "cpu" else _GPU_CHUNK
+    for first in range(0, len(out), chunk):
+        last = min(first + chunk, len(out))
         places = torch.arange(first, last, dtype=torch.int64, device=device)
-        bits = _hash(key, _indices(places, sizes, shape, box))
+        bits = _hash(key, _indices(places, runs))
         total = torch.full_like(bits, -_MEAN)
         for shift in (0, 16, 32, 48):
             total += (bits >> shift) & 0xFFFF
@@ -50,15 +53,27 @@ def random_box(
     return out.view(sizes)
 
 
-def _indices(places: torch.Tensor, sizes: list[int], shape: tuple[int, ...], box: Box) -> torch.Tensor:
+def _runs(shape: tuple[int, ...], box: Box) -> list[tuple[int, int, int]]:
+    """(start, size, whole size) of each dimension, whole ones merged into the one outside them: fewer divisions."""
+    runs = [(0, 1, 1)]
+    for whole, (start, stop) in zip(shape, box, strict=True):
+        if (start, stop) == (0, whole):
+            first, size, all_of_it = runs[-1]
+            runs[-1] = (first * whole, size * whole, all_of_it * whole)
+        else:
+            runs.append((start, stop - start, whole))
+    return runs
+
+
+def _indices(places: torch.Tensor, runs: list[tuple[int, int, int]]) -> torch.Tensor:
     """Row-major places within the box to row-major element indices of the whole tensor."""
     indices = torch.zeros_like(places)
     stride = 1
-    for size, whole, (start, _) in zip(reversed(sizes), reversed(shape), reversed(box), strict=True):
+    for start, size, whole in reversed(runs[1:]):
         indices += (places % size + start) * stride
         places = places // size
         stride *= whole
-    return indices
+    return indices + (places + runs[0][0]) * stride
 
 
 def _hash(key: int, indices: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from compressed_tensors.compressors import pack_to_int32, unpack_from_int32
+from compressed_tensors.compressors import PackedQuantizationCompressor, pack_to_int32, unpack_from_int32
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,12 @@ def test_int4_round_trip_is_exact(lead, n, groups):
 def test_unpack_equals_compressed_tensors():
     value = _random((7, 320))
     packed = pack_to_int32(value.codes, 4)
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=QuantizationArgs(num_bits=4, strategy="group", group_size=32, symmetric=True)
+    )
+    stored = {"weight_packed": packed, "weight_scale": value.scales, "weight_shape": torch.tensor(value.shape)}
+    decompressed = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
+    assert torch.equal(decompressed, value.dequantise())
     codes = unpack_from_int32(packed, 4, torch.Size(value.shape))
     theirs = codes.to(torch.bfloat16) * value.scales.repeat_interleave(32, dim=1)
     assert torch.equal(INT4.unpack(INT4.pack(value), value.shape, "bf16"), theirs)

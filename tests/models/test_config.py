@@ -20,6 +20,7 @@ from ddtree_compile.models.config import (
     read_target,
     target_from,
 )
+from ddtree_compile.models.config_quant import covers
 
 CONFIGS = Path(__file__).parents[2] / "plans" / "configs"
 
@@ -189,6 +190,15 @@ def test_kimi_k26_wrapper(kimi):
     assert kimi.quantisation.group == 32
     assert "re:.*self_attn.*" in kimi.quantisation.ignore
     assert kimi.dtype == "bf16"
+
+
+def test_which_modules_are_int4(kimi):
+    layer = "language_model.model.layers.3."
+    assert covers(kimi.quantisation, layer + "mlp.experts.17.down_proj")
+    for module in ("self_attn.o_proj", "mlp.shared_experts.up_proj", "mlp.gate_proj"):
+        assert not covers(kimi.quantisation, layer + module)
+    assert not covers(kimi.quantisation, kimi.head.removesuffix(".weight"))
+    assert not covers(None, "model.layers.0.mlp.up_proj")
 
 
 def test_the_dump_of_the_wrapper_by_transformers_reads_the_same(kimi):

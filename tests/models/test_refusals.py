@@ -122,6 +122,7 @@ QUANTISATION = [
         {"num_bits": 8},
         "input_activations = {'num_bits': 8} is not supported",
     ),
+    ("ignore", ["re:("], "holds a pattern that is none: 're:('"),
     ("kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme = {'num_bits': 8} is not supported"),
     ("sparsity_config", {"format": "dense"}, "sparsity_config = {'format': 'dense'} is not supported"),
 ]
