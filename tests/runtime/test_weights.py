@@ -198,6 +198,17 @@ def test_the_hash_is_splitmix64():
     assert words == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
+@pytest.mark.gpu
+def test_a_gpu_makes_the_same_bits():
+    """Ranks make random weights on their devices; the CPU's are the oracle, laid out and not."""
+    recipe = Cut(Cut(Random("w", (3, 70, 2560), seed=5, std=0.02, mean=0.1), 1, 3, 68), 2, 256, 2304)
+    weight = _weight("w", (3, 65, 2048), recipe, layout="int4_block256")
+    assert torch.equal(evaluate(recipe, {}, "f32", "cuda").cpu(), evaluate(recipe, {}, "f32"))
+    ours, theirs = load_weights([weight], {})["w"], load_weights([weight], {}, device="cuda")["w"]
+    for name, part in ours.items():
+        assert torch.equal(theirs[name].cpu(), part)
+
+
 def test_random_weights_of_a_stack_differ():
     made = evaluate(Stack(Random("expert.{}", (4,), seed=0, std=1.0), 2), {}, "f32")
     assert not torch.equal(made[0], made[1])
