@@ -18,8 +18,8 @@ RECORDS = table(
     OpRecord("copy", torch.clone, same_as(0)),
     OpRecord("mul", torch.mul, same_as(0)),
     OpRecord("split", torch.clone, _two),
-    OpRecord("store", torch.clone, lambda op: (), writes=(1,)),
-    OpRecord("outside", torch.clone, lambda op: (), writes=(5,)),
+    OpRecord("store", torch.clone, lambda _: (), writes=(1,)),
+    OpRecord("outside", torch.clone, lambda _: (), writes=(5,)),
 )
 
 
@@ -44,7 +44,7 @@ LEGAL = Graph(
 
 def with_op(index: int, **changes: object) -> Graph:
     ops = list(LEGAL.ops)
-    ops[index] = replace(ops[index], **changes)  # pyright: ignore
+    ops[index] = replace(ops[index], **changes)  # pyright: ignore[reportArgumentType]
     return Graph("g", tuple(ops))
 
 
