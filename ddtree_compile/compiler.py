@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddtree_compile.models.config import DFlashConfig, TargetConfig, read_drafter, read_target
+from ddtree_compile.ir.layouts import Parts
+from ddtree_compile.models.config import DFlashConfig, TargetConfig, load_config, read_drafter, read_target
 from ddtree_compile.models.round import Program, build_program
 from ddtree_compile.passes import Observer
 from ddtree_compile.place import place_segment, place_spaces
 from ddtree_compile.plan import Plan
 from ddtree_compile.price import price
+from ddtree_compile.runtime.checkpoint import Checkpoint
+from ddtree_compile.runtime.weights import check_consumed, load_weights
 from ddtree_compile.spec import CompileSpec
+from ddtree_compile.text import load_defaults, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +73,21 @@ def describe(models: Models) -> dict[str, object]:
         "block": drafter.block,
         "mask_token": drafter.mask_token,
     }
+
+
+def load(
+    spec: CompileSpec, plan: Plan, progress: Callable[[int, int], None] | None = None
+) -> tuple[dict[str, Parts], tuple[int, ...]]:
+    """A plan's weights, packed, and the checkpoint's stop tokens.
+
+    Each tensor of both checkpoints is consumed exactly once or known to be skipped; CheckpointError names the others.
+    """
+    checkpoints: dict[str, Checkpoint] = {}
+    if spec.model.weights == "checkpoint":
+        checkpoints = {"target": Checkpoint(spec.target_dir), "drafter": Checkpoint(spec.drafter_dir)}
+        skip = tuple(f"target:{prefix}" for prefix in plan.model["skip"])
+        check_consumed(plan.weights, checkpoints, skip)
+    weights = load_weights(plan.weights, checkpoints, progress)
+    tokenizer = load_tokenizer(spec.target_dir)
+    defaults = load_defaults(spec.target_dir, load_config(spec.target_dir / "config.json"), tokenizer)
+    return weights, defaults.stop_token_ids

@@ -1,0 +1,373 @@
+"""The Engine: a plan on its device, with resident sequences. Prompts enter as token ids, `Generation`s leave.
+
+A round is the plan's segments in order; the host writes STATE before the first, replays, and reads IO after the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from torch import Tensor
+
+from ddtree_compile.errors import DeviceError, PromptError, SpecError
+from ddtree_compile.ir.layouts import Parts
+from ddtree_compile.ir.ops.commit import Finish
+from ddtree_compile.plan import Plan
+from ddtree_compile.runtime.cpu import CpuExecutor
+from ddtree_compile.runtime.sampling import Generation, Piece, SamplingParams
+from ddtree_compile.runtime.sequences import Residents, Slot
+
+MAX_STOPS = 16
+
+Progress = Callable[[int, int], None]
+
+
+class Executor(Protocol):
+    """What runs segments: the CPU's interpreter or a GPU's graphs."""
+
+    def run(self, segment: str) -> None: ...
+    def write(self, name: str, values: Sequence[int | float] | Tensor, at: int = 0) -> None: ...
+    def read(self, name: str) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Request:
+    """A prompt on its way: `tokens` are the new ones so far."""
+
+    index: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    slot: Slot | None = None
+    cached: int = 0
+    tokens: list[int] = field(default_factory=list)
+    accept_lengths: list[int] = field(default_factory=list)
+    segments: tuple[str, ...] = ()
+    cancelled: bool = False
+
+    def end(self, finish: Finish) -> Generation | None:
+        """The Generation, if the sequence is over."""
+        if finish is Finish.NONE and not self.cancelled:
+            return None
+        reason, why = {
+            Finish.STOP: ("stop", self.tokens[-1] if self.tokens else None),
+            Finish.LIMIT: ("length", "max_new_tokens"),
+            Finish.CONTEXT: ("length", "context_full"),
+            Finish.NONE: ("cancelled", None),
+        }[finish]
+        return Generation(
+            tuple(self.tokens), reason, why, len(self.accept_lengths), tuple(self.accept_lengths), self.cached,
+            self.prompt + tuple(self.tokens),
+        )  # type: ignore[arg-type]  # fmt: skip
+
+
+class Engine:
+    """A plan with its weights on a device. Use it as a context manager, or `close` it."""
+
+    def __init__(self, plan: Plan, executor: Executor, stop_token_ids: Sequence[int] = ()) -> None:
+        self.plan = plan
+        self.stop_token_ids = tuple(stop_token_ids)
+        self._executor = executor
+        self._sequences = int(plan.spec["cache"]["max_sequences"])
+        self._slots = int(plan.spec["cache"]["max_seq_len"])
+        self._residents = Residents(self._sequences)
+        self._running: Stream | None = None
+        self._closed = False
+        for name in ("length", "root", "active", "remaining", "temperature", "seed", "top_k", "top_p", "min_p"):
+            executor.write(name, [0] * self._sequences)
+        executor.write("stops", [-1] * (self._sequences * MAX_STOPS))
+
+    @classmethod
+    def from_spec(
+        cls, spec: object, device: str = "cpu", progress: Progress | None = None, *, poisoned: bool = False
+    ) -> Engine:
+        """Compile a spec (a CompileSpec, or the path of one) and load its weights.
+
+        `progress(done, total)` counts bytes of weights. SpecError, CheckpointError or DeviceError say what is wrong.
+        `poisoned` is the test mode in which memory is filled with NaN wherever nothing may be read.
+        """
+        from ddtree_compile.compiler import compile_spec, load  # noqa: PLC0415 - the runtime must not need the compiler
+        from ddtree_compile.spec import CompileSpec, read_spec  # noqa: PLC0415
+
+        if not isinstance(spec, CompileSpec):
+            spec = read_spec(Path(str(spec)))
+        if device != "cpu":
+            raise DeviceError(f"device {device!r}: this version runs plans on the CPU only; use device=\"cpu\"")
+        plan = compile_spec(spec)
+        _refuse_unrunnable(plan)
+        weights, stops = load(spec, plan, progress)
+        return cls.from_plan(plan, weights, stops, poisoned=poisoned)
+
+    @classmethod
+    def from_plan(
+        cls, plan: Plan, weights: Mapping[str, Parts], stop_token_ids: Sequence[int] = (), *, poisoned: bool = False
+    ) -> Engine:
+        """An engine on the CPU for a plan whose packed weights are at hand."""
+        return cls(plan, CpuExecutor(plan, weights, poisoned=poisoned), stop_token_ids)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Generation]:
+        """Run lists of token ids to their ends. One SamplingParams for all, or one each. More prompts than the plan has
+        sequences wait for a free one. PromptError names a prompt that cannot be served."""
+        stream = self.stream(prompts, sampling_params)
+        done: dict[int, Generation] = {}
+        for piece in stream:
+            if piece.generation is not None:
+                done[piece.index] = piece.generation
+        return [done[index] for index in range(len(prompts))]
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Stream:
+        """As `generate`, a `Piece` for each round of each sequence as it comes. A new call ends an unfinished one."""
+        if self._closed:
+            raise DeviceError("this engine is closed; make a new one")
+        requests = self._requests(prompts, sampling_params)
+        if self._running is not None:
+            self._running.close()
+        self._running = Stream(self, requests)
+        return self._running
+
+    def extend(
+        self, generation: Generation, token_ids: Sequence[int], sampling_params: SamplingParams | None = None
+    ) -> Generation:
+        """Continue a sequence: what it has said so far, then `token_ids` (may be empty), then new tokens."""
+        return self.generate([(*generation.context, *token_ids)], sampling_params)[0]
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        if not self._closed:
+            if self._running is not None:
+                self._running.close()
+            self._executor.close()
+            self._closed = True
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def default_bucket(self, context: int) -> int:
+        """The bucket that the plan expects to be fastest at a context; without an acceptance prior, the smallest one
+        that holds the drafter's chain."""
+        best = self.plan.report.get("best") or {}
+        known = {int(key): nodes for key, nodes in best.items() if nodes in self.plan.buckets}
+        if known:
+            return known[min((key for key in known if key >= context), default=max(known))]
+        horizon = int(self.plan.model["block"]) - 1
+        return min((b for b in self.plan.buckets if b >= horizon), default=max(self.plan.buckets))
+
+    def _requests(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        shared = params or SamplingParams()
+        if isinstance(shared, SamplingParams):
+            each = [replace(shared, seed=(shared.seed + i) & ((1 << 63) - 1)) for i in range(len(prompts))]
+        else:
+            each = list(shared)
+        if len(each) != len(prompts):
+            raise PromptError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one, or one each")
+        return [self._request(i, tuple(prompt), own) for i, (prompt, own) in enumerate(zip(prompts, each, strict=True))]
+
+    def _request(self, index: int, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+        if not prompt:
+            raise PromptError(f"prompt {index} is empty: give at least one token")
+        if len(prompt) > self._slots:
+            raise PromptError(
+                f"prompt {index} has {len(prompt)} tokens, but the cache holds {self._slots}: shorten it, or raise "
+                f"cache.max_seq_len"
+            )
+        vocab = int(self.plan.model["vocab"])
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                raise PromptError(f"prompt {index} holds token id {token!r}: ids go from 0 to {vocab - 1}")
+        if len(self._stops(params)) > MAX_STOPS:
+            raise PromptError(f"prompt {index} has {len(self._stops(params))} stop tokens: at most {MAX_STOPS} fit")
+        return Request(index, prompt, params, segments=self._round(params, len(prompt)))
+
+    def _round(self, params: SamplingParams, context: int) -> tuple[str, ...]:
+        """The segments of a round that a request asks for, the pick's left open as `pick`."""
+        if not params.speculate:
+            return ("plain", "pick", "plain_commit")
+        trees = self.plan.spec["tree"]["shape"] == "tree"
+        if params.shape == "tree" and not trees:
+            raise PromptError('sampling parameter shape = "tree": this plan has chains only (tree.shape = "chain")')
+        chain = params.shape == "chain" or not trees
+        bucket = params.bucket
+        if bucket is None:
+            horizon = int(self.plan.model["block"]) - 1
+            fits = min((b for b in self.plan.buckets if b >= horizon), default=max(self.plan.buckets))
+            bucket = fits if chain else self.default_bucket(context)
+        if bucket not in self.plan.buckets:
+            raise PromptError(
+                f"sampling parameter bucket = {bucket}: this plan has buckets {', '.join(map(str, self.plan.buckets))}"
+            )
+        return ("draft", "chain" if chain else "tree", f"verify[{bucket}]", "pick", "commit")
+
+    def _stops(self, params: SamplingParams) -> tuple[int, ...]:
+        own = () if params.ignore_eos else self.stop_token_ids
+        return tuple(dict.fromkeys((*params.stop_token_ids, *own)))
+
+    # What a Stream drives.
+
+    def admit(self, request: Request) -> bool:
+        """Give a request a slot and write its STATE; False when all slots are busy."""
+        claimed = self._residents.claim(request.prompt, speculate=request.params.speculate)
+        if claimed is None:
+            return False
+        request.slot, request.cached = claimed
+        at, params, stops = request.slot.index, request.params, self._stops(request.params)
+        write = self._executor.write
+        write("length", [request.cached], at)
+        write("active", [0], at)
+        write("remaining", [params.max_new_tokens], at)
+        write("stops", [*stops, *[-1] * (MAX_STOPS - len(stops))], at * MAX_STOPS)
+        write("temperature", [params.temperature], at)
+        write("seed", [params.seed], at)
+        write("top_k", [params.top_k], at)
+        write("top_p", [params.top_p], at)
+        write("min_p", [params.min_p], at)
+        return True
+
+    def prefill(self, request: Request) -> tuple[list[int], Finish]:
+        """Run what is not resident of a prompt, chunk by chunk, and pick the first token."""
+        slot = request.slot
+        assert slot is not None
+        write, run = self._executor.write, self._executor.run
+        write("prompt.slot", [slot.index])
+        while len(slot.tokens) < len(request.prompt):
+            start = len(slot.tokens)
+            left = len(request.prompt) - start
+            chunk = min((c for c in self.plan.chunks if c >= left), default=max(self.plan.chunks))
+            part = request.prompt[start : start + chunk]
+            write("prompt.tokens", part)
+            write("prompt.start", [start])
+            write("prompt.count", [len(part)])
+            run(f"prefill[{chunk}]")
+            slot.extend(part, drafted=True)
+        run(self._pick([request]))
+        run("seat")
+        return self._said(slot)
+
+    def step(self, requests: Sequence[Request]) -> list[tuple[list[int], Finish]]:
+        """One round of requests that share their segments."""
+        slots = [request.slot for request in requests if request.slot is not None]
+        live = {slot.index for slot in slots}
+        self._executor.write("active", [int(index in live) for index in range(self._sequences)])
+        segments = requests[0].segments
+        for segment in segments:
+            self._executor.run(self._pick(requests) if segment == "pick" else segment)
+        said = [self._said(slot) for slot in slots]
+        for request, slot, (tokens, _) in zip(requests, slots, said, strict=True):
+            root = request.tokens[-1]
+            slot.extend([root, *tokens[:-1]], drafted="draft" in segments)
+        return said
+
+    def release(self, request: Request) -> None:
+        """The request is over; its slot stays resident."""
+        if request.slot is not None:
+            request.slot.busy = False
+
+    def _said(self, slot: Slot) -> tuple[list[int], Finish]:
+        count = int(self._executor.read("accepted")[slot.index])
+        emitted = self._executor.read("emitted")[slot.index, :count].tolist()
+        return emitted, Finish(int(self._executor.read("finish")[slot.index]))
+
+    @staticmethod
+    def _pick(requests: Sequence[Request]) -> str:
+        if any(request.params.filtered for request in requests):
+            return "pick[filter]"
+        sampled = any(request.params.temperature > 0 for request in requests)
+        return "pick[sample]" if sampled else "pick[greedy]"
+
+
+class Stream:
+    """Iterates over `Piece`s. `cancel` ends one request, or all, before the next round; `seconds` says where time
+    went."""
+
+    def __init__(self, engine: Engine, requests: list[Request]) -> None:
+        self.seconds = {"prefill": 0.0, "decode": 0.0}
+        self._engine = engine
+        self._requests = requests
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._pieces
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def cancel(self, index: int | None = None) -> None:
+        """End request `index` (all, if None); its Generation says "cancelled" and keeps what it has."""
+        for request in self._requests:
+            if index in (None, request.index):
+                request.cancelled = True
+
+    def close(self) -> None:
+        """Stop, and leave the sequences resident."""
+        self._pieces.close()
+
+    def _run(self) -> Iterator[Piece]:
+        waiting, live = list(self._requests), list[Request]()
+        try:
+            while waiting or live:
+                for request in [r for r in (*live, *waiting) if r.cancelled]:
+                    yield self._over(request, [], Finish.NONE, live, waiting)
+                while waiting and self._engine.admit(waiting[0]):
+                    request = waiting.pop(0)
+                    live.append(request)
+                    started = time.perf_counter()
+                    tokens, finish = self._engine.prefill(request)
+                    self.seconds["prefill"] += time.perf_counter() - started
+                    yield self._over(request, tokens, finish, live, waiting)
+                for group in _groups(live):
+                    started = time.perf_counter()
+                    said = self._engine.step(group)
+                    self.seconds["decode"] += time.perf_counter() - started
+                    for request, (tokens, finish) in zip(group, said, strict=True):
+                        request.accept_lengths.append(len(tokens))
+                        yield self._over(request, tokens, finish, live, waiting)
+        finally:
+            for request in live:
+                self._engine.release(request)
+
+    def _over(
+        self, request: Request, tokens: list[int], finish: Finish, live: list[Request], waiting: list[Request]
+    ) -> Piece:
+        """Take a round's tokens in; a request that has ended leaves."""
+        request.tokens += tokens
+        generation = request.end(finish) if finish is not Finish.NONE or not tokens else None
+        if generation is not None:
+            self._engine.release(request)
+            (live if request in live else waiting).remove(request)
+        return Piece(request.index, tuple(tokens), generation)
+
+
+def _groups(live: Sequence[Request]) -> list[list[Request]]:
+    """Requests by the segments of their rounds."""
+    groups: dict[tuple[str, ...], list[Request]] = {}
+    for request in live:
+        if not request.cancelled:
+            groups.setdefault(request.segments, []).append(request)
+    return list(groups.values())
+
+
+def _refuse_unrunnable(plan: Plan) -> None:
+    """What can be planned but not run by this version."""
+    if plan.model["fp8"]:
+        raise SpecError("the target is an fp8 checkpoint: it can be planned, but this version cannot run it; use bf16")
+    ranks = plan.spec["machine"]["tensor_parallel"]
+    if ranks > 1:
+        raise SpecError(f"machine.tensor_parallel = {ranks}: a group can be planned, but this version runs one rank; set 1")
+    dtype = plan.spec["cache"]["dtype"]
+    if dtype not in ("auto", plan.model["dtype"]):
+        raise SpecError(f'cache.dtype = "{dtype}": this version keeps caches in the model\'s dtype; use "auto"')

@@ -1,0 +1,1 @@
+"""Models on disk, planted drafters and oracles for the tests."""
