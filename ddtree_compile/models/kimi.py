@@ -115,7 +115,8 @@ def _moe(b: Builder, config: KimiConfig, m: Module, rows: Rows, x: Value) -> Val
         gain = m.norm("post_attention_layernorm.weight", hidden, "mlp_norm")
         normed = b.op("rms_norm", x, gain, name="m", eps=config.eps)
         with b.scope("router"):
-            gate = m.linear("mlp.gate", count, hidden, "router")
+            recipe = m.source.dense(f"{m.prefix}mlp.gate.weight", (count, hidden))  # a parameter, no Linear: never int4
+            gate = b.weight(f"{m.label}.router", (count, hidden), config.dtype, recipe)
             bias = m.vector("mlp.gate.e_score_correction_bias", count, "router_bias", "f32")
             logits = b.op("linear", normed, gate, name="scores", dtype="f32")
             ids, weights = b.ops_out(
