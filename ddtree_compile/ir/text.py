@@ -8,8 +8,8 @@ One op a line, `OUTS = kind(ARGS) {attributes} ; scope @stage`; a fused op opens
     }
 
 A mark before a name is the space: % TEMP, @ WEIGHT, $ STATE, & ROUND, ! IO, ~ PEER. A type stands where a name first
-appears: in the header for what is read first, at its definition for the rest. A name, scope or kind that is no plain word
-is a JSON string.
+appears: in the header for what is read first, at its definition for the rest. A name, scope or kind that is no plain
+word is a JSON string.
 
 Layers that are equal but for their number print once, as `for l in 01..60 {`: `{l}` is this layer (`l07`), `{l-1}`
 the one before, `{3+9*l}` an integer that advances with it (a stage, an attribute). Folding works on lines and knows

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ddtree_compile.ir.graph import Attr, Graph, Op, Space, TensorType, Value
+from ddtree_compile.ir.layouts import GROUP
 from ddtree_compile.ir.ops import OPS
 from ddtree_compile.ir.weights import Cut, Int4, Random, Recipe, Stack, Take, View, Weight
 from ddtree_compile.models.config import Quantisation, Rope
+from ddtree_compile.models.config_quant import covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,11 @@ class Source:
 
     def linear(self, module: str, shape: tuple[int, ...]) -> tuple[Recipe, str]:
         """Recipe and layout of a Linear's weight [N, K], int4 where the checkpoint's config says so."""
-        quantised = self.covers(module)
-        layout = "int4_block256" if quantised else "rows"
-        if self.seed is None and quantised:
-            assert self.quantisation is not None
-            return Int4(f"{self.owner}:{module}", self.quantisation.group), layout
-        return self.dense(f"{module}.weight", shape), layout
+        if self.quantisation is None or not covers(self.quantisation, module):
+            return self.dense(f"{module}.weight", shape), "rows"
+        group = self.quantisation.group
+        recipe = Int4(f"{self.owner}:{module}", group) if self.seed is None else self.dense(f"{module}.weight", shape)
+        return recipe, "int4_block256" if group == GROUP else "rows"
 
     def stacked(self, module: str, count: int, shape: tuple[int, ...]) -> tuple[Recipe, str]:
         """`count` Linears, `{}` in `module` their index, as one weight [count, N, K]."""
@@ -46,15 +46,6 @@ class Source:
             f"{self.owner}:{module}.weight"
         )
         return Stack(pattern, count), layout
-
-    def covers(self, module: str) -> bool:
-        """Whether a Linear module is int4 in the checkpoint."""
-        if self.quantisation is None:
-            return False
-        return not any(
-            re.match(name.removeprefix("re:"), module) if name.startswith("re:") else name == module
-            for name in self.quantisation.ignore
-        )
 
 
 @dataclass

@@ -5,7 +5,7 @@ In: a staged graph. Out: `lifetimes` (which stages each TEMP value is live in), 
 
 Packing is dynamic storage allocation: rectangles whose time is fixed slide along the byte axis. The peak of live
 bytes is a lower bound; meeting it is a proof that no smaller arena exists. What is tried, cheapest first, stops at
-the bound: greedy best fit in a few orders; orders learned from failures (a buffer that ends above the bound moves
+the bound: greedy best fit in a few orders; stacking from the bottom up; orders learned from failures (a buffer that ends above the bound moves
 forward); an exact search over canonical packings, in which buffers come in rising offset and each rests on what is
 below it, as in minimalloc (Moffitt, ASPLOS 2023). Limits count steps, never time: equal graphs give equal arenas.
 """
@@ -164,6 +164,12 @@ def _pack_part(buffers: Sequence[Buffer], bound: int, align: int, steps: int) ->
                 best, best_order = offsets, order
             if _height(buffers, best) <= bound:
                 return best, True
+    for choice in _CHOICES:
+        offsets = _stack(buffers, neighbours, choice)
+        if _height(buffers, offsets) < _height(buffers, best):
+            best, best_order = offsets, sorted(range(len(buffers)), key=offsets.__getitem__)
+        if _height(buffers, best) <= bound:
+            return best, True
     best = _learn(buffers, neighbours, best_order, best, bound)
     if _height(buffers, best) <= bound:
         return best, True
@@ -177,6 +183,15 @@ _ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
     lambda b: (-b.size * (b.last - b.first + 1),),
     lambda b: (b.first - b.last, -b.size),
     lambda b: (-b.last, -b.size),
+)
+
+
+# What to stack next, least first: from where it would rest, how full its life is (the most of skyline and bytes still to
+# come), its length and its size.
+_CHOICES: tuple[Callable[[int, int, int, int], tuple[int, ...]], ...] = (
+    lambda rest, full, length, size: (rest, -length, -size),
+    lambda rest, full, length, size: (rest, -full, -length),
+    lambda rest, full, length, size: (2 * rest - full, -length, -size),
 )
 
 
@@ -209,6 +224,34 @@ def _greedy(buffers: Sequence[Buffer], neighbours: list[list[int]], order: Seque
             top = max(top, start + length)
         offsets[i] = top if place < 0 else place
     return offsets
+
+
+def _stack(
+    buffers: Sequence[Buffer], neighbours: list[list[int]], choice: Callable[[int, int, int, int], tuple[int, ...]]
+) -> list[int]:
+    """Each buffer on the skyline over its life, the next one chosen by `choice`."""
+    times = sorted({buffer.first for buffer in buffers})
+    spans = [slice(bisect_left(times, b.first), bisect_right(times, b.last)) for b in buffers]
+    fill = [0] * len(times)  # the skyline and, on it, what is still to come
+    for buffer, span in zip(buffers, spans, strict=True):
+        fill[span] = [height + buffer.size for height in fill[span]]
+    ahead, rests = list(fill), [0] * len(buffers)
+
+    def rank(i: int) -> tuple[tuple[int, ...], int]:
+        return choice(rests[i], max(fill[spans[i]]), spans[i].stop - spans[i].start, buffers[i].size), i
+
+    ranks = {i: rank(i) for i in range(len(buffers))}
+    while ranks:
+        i, _ = min(ranks.items(), key=lambda item: item[1])
+        del ranks[i]
+        span, top = spans[i], rests[i] + buffers[i].size
+        ahead[span] = [rest - buffers[i].size for rest in ahead[span]]
+        fill[span] = [top + rest for rest in ahead[span]]
+        for j in neighbours[i]:
+            if j in ranks:
+                rests[j] = max(rests[j], top)
+                ranks[j] = rank(j)
+    return rests
 
 
 def _learn(
@@ -264,7 +307,6 @@ def _fit(
     times = sorted({buffer.first for buffer in buffers})
     spans = [(bisect_left(times, b.first), bisect_right(times, b.last)) for b in buffers]
     sizes = [buffer.size for buffer in buffers]
-    area = [size * (end - start) for size, (start, end) in zip(sizes, spans, strict=True)]
     ahead = [0] * len(times)
     for size, (start, end) in zip(sizes, spans, strict=True):
         for t in range(start, end):
@@ -273,14 +315,14 @@ def _fit(
         return None, steps
 
     def choices(state: _Packing) -> list[int]:
-        """What may come next, the best last: the lowest, then the one that fills most."""
+        """What may come next, the best last: the lowest, then the one that lives longest."""
         floor = state.last[0]
         if any(ahead and max(height, floor) + ahead > capacity for height, ahead in zip(*state.profile, strict=True)):
             return []
         rests = state.rests
         ceiling = min(rests[i] + sizes[i] for i in state.unplaced)
         allowed = [i for i in state.unplaced if rests[i] < ceiling and (rests[i], i) > state.last]
-        return sorted(allowed, key=lambda i: (-rests[i], area[i], -i))
+        return sorted(allowed, key=lambda i: (-rests[i], spans[i][1] - spans[i][0], sizes[i], -i))
 
     def place(state: _Packing, i: int) -> _Packing:
         offset, (start, end) = state.rests[i], spans[i]

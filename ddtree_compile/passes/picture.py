@@ -89,7 +89,7 @@ def _rectangle(buffer: Buffer, x: float, y: float, width: float, height: float) 
     name = escape(_NO_XML.sub("\ufffd", buffer.name))
     hue = zlib.crc32(buffer.name.encode("utf-8", "replace")) % 360
     text = (
-        f'<g><title>{name}: {_size(buffer.size)}, stages {buffer.first} to {buffer.last}</title>'
+        f"<g><title>{name}: {_size(buffer.size)}, stages {buffer.first} to {buffer.last}</title>"
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="hsl({hue} 60% 78%)" '
         'stroke="#444444" stroke-width="0.4"/>'
     )
