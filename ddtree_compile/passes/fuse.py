@@ -67,21 +67,27 @@ TEMPLATES = tuple((name, tuple(Step.parse(part) for part in text.split(";"))) fo
 
 def fuse(graph: Graph, spec: CompileSpec) -> Graph:
     """Apply `PATTERNS` in order."""
+    index = _Index(graph)
     for name, steps in TEMPLATES:
-        graph = _apply(graph, name, steps)
+        groups = _matches(index, steps)
+        if groups:
+            graph = _replace(graph, name, groups, index)
+            index = _Index(graph)
     return graph
 
 
-def _apply(graph: Graph, name: str, steps: tuple[Step, ...]) -> Graph:
-    index = _Index(graph)
+def _matches(index: _Index, steps: tuple[Step, ...]) -> list[tuple[int, ...]]:
+    """Op positions of each match of a pattern, none of them in two."""
+    if not index.kinds.issuperset(step.kind for step in steps):
+        return []
     taken: set[int] = set()
     groups: list[tuple[int, ...]] = []
-    for at in range(len(graph.ops)):
+    for at in range(len(index.ops)):
         group = index.every(steps, at) if steps[-1].every else index.ending(steps, at)
-        if group and not taken & set(group) and len(group) > 1 and index.convex(group):
+        if group and len(group) > 1 and not taken & set(group) and index.convex(group):
             groups.append(group)
             taken |= set(group)
-    return _replace(graph, name, groups, index) if groups else graph
+    return groups
 
 
 class _Index:
@@ -89,6 +95,7 @@ class _Index:
 
     def __init__(self, graph: Graph) -> None:
         self.ops = ops = graph.ops
+        self.kinds = {op.kind for op in ops}
         self.maker = {out.name: at for at, op in enumerate(ops) for out in op.outs}
         self.readers: dict[str, list[int]] = {}
         for at, op in enumerate(ops):
