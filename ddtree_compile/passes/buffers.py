@@ -5,9 +5,10 @@ In: a staged graph. Out: `lifetimes` (which stages each TEMP value is live in), 
 
 Packing is dynamic storage allocation: rectangles whose time is fixed slide along the byte axis. The peak of live
 bytes is a lower bound; meeting it is a proof that no smaller arena exists. What is tried, cheapest first, stops at
-the bound: greedy best fit in a few orders; stacking from the bottom up; orders learned from failures (a buffer that ends above the bound moves
-forward); an exact search over canonical packings, in which buffers come in rising offset and each rests on what is
-below it, as in minimalloc (Moffitt, ASPLOS 2023). Limits count steps, never time: equal graphs give equal arenas.
+the bound: greedy best fit in a few orders; stacking from the bottom up; orders learned from failures (a buffer that
+ends above the bound moves forward); an exact search over canonical packings, in which buffers come in rising offset and
+each rests on what is below it, as in minimalloc (Moffitt, ASPLOS 2023). Limits count steps, never time: equal graphs
+give equal arenas.
 """
 
 from __future__ import annotations
@@ -186,11 +187,11 @@ _ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
 )
 
 
-# What to stack next, least first: from where it would rest, how full its life is (the most of skyline and bytes still to
-# come), its length and its size.
+# What to stack next, least first: from where it would rest, how full its life is (the most of skyline and bytes
+# still to come), its length and its size.
 _CHOICES: tuple[Callable[[int, int, int, int], tuple[int, ...]], ...] = (
-    lambda rest, full, length, size: (rest, -length, -size),
-    lambda rest, full, length, size: (rest, -full, -length),
+    lambda rest, full, length, size: (rest, -length, -size, -full),
+    lambda rest, full, length, size: (rest, -full, -length, -size),
     lambda rest, full, length, size: (2 * rest - full, -length, -size),
 )
 
