@@ -77,7 +77,8 @@ def is_experts(weight: Weight) -> bool:
 def _is_fp8(weight: Weight) -> bool:
     """The linears that fp8 checkpoints of these families quantise: all of the target's but embedding, head, router."""
     owner, _, name = weight.value.name.partition(".")
-    return owner == "target" and len(weight.value.shape) > 1 and name.rpartition(".")[2] not in ("embed", "head", "router")
+    kept = ("embed", "head", "router")
+    return owner == "target" and len(weight.value.shape) > 1 and name.rpartition(".")[2] not in kept
 
 
 def _head_units(graphs: Iterable[Graph]) -> dict[str, int]:

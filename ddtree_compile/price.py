@@ -6,8 +6,8 @@ A round is draft + tree + verify + pick + commit, priced from the logical graphs
     predicted = the same with each class's EFFICIENCY, plus EDGE_US for each kernel that streams weights or K/V, plus
                 what a graph node costs, plus the all-reduces
 
-Compulsory bytes: each weight byte once a segment, embedding rows only those looked up, experts only those expected to be
-touched (routing taken as uniform), K/V of the committed context once, no temporaries. One live sequence.
+Compulsory bytes: each weight byte once a segment, embedding rows only those looked up, experts only those expected to
+be touched (routing taken as uniform), K/V of the committed context once, no temporaries. One live sequence.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def price(
 
 
 def contexts_of(slots: int) -> tuple[int, ...]:
-    """Committed tokens to price: 1k, 4k, 16k .. below the cache's slots, and the slots; of a small cache its quarters."""
+    """Committed tokens to price: 1k, 4k, 16k .. below a cache's slots, and the slots; a quarter, half and all of a
+    small one."""
     if slots <= FIRST_CONTEXT:
         return tuple(sorted({max(1, slots // 4), max(1, slots // 2), slots}))
     found: list[int] = []
@@ -98,8 +99,7 @@ def notes(spec: CompileSpec, target: TargetConfig) -> list[str]:
     if spec.machine.gpu == "cpu":
         found.append("times for cpu come from a nominal row of the GPU table and mean little")
     if spec.machine.tensor_parallel > 1:
-        found.append("arena and round are the unsharded graphs', an upper bound for a rank; a rank's bytes and FLOPs follow "
-                     "from how its weights split")  # fmt: skip
+        found.append("arena and round are the unsharded graphs', an upper bound for a rank")
     if spec.cache.max_sequences > 1:
         found.append(f"a round is priced with 1 of {spec.cache.max_sequences} sequences live")
     if spec.acceptance is None:
