@@ -86,7 +86,7 @@ def _read(text: Fields, levels: tuple[Fields, ...], *, prefix: str, head: str, s
         experts=experts,
         top_k=text.integer("num_experts_per_tok", high=experts),
         moe_intermediate=text.integer("moe_intermediate_size"),
-        shared_experts=text.integer("n_shared_experts"),
+        shared_experts=text.integer("n_shared_experts", low=0),
         norm_topk=text.boolean("norm_topk_prob", True),
         routed_scale=text.number("routed_scaling_factor"),
         eps=text.number("rms_norm_eps"),
