@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from ddtree_compile.ir.graph import Op, TensorType
 from ddtree_compile.ir.ops.record import Facts, OpRecord, ShapeRule, same_as, table
-from ddtree_compile.ir.ops.rowwise import matmul, per_row
+from ddtree_compile.ir.ops.rowwise import matmul, per_row, sigmoid
 
 
 def embed(ids: Tensor, rows: Tensor) -> Tensor:
@@ -33,8 +32,8 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, element by element."""
-    return silu(gate.float()) * up.float()
+    """silu(gate) * up, element by element; silu(x) = x * sigmoid(x)."""
+    return gate.float() * sigmoid(gate) * up.float()
 
 
 def cut(x: Tensor, *, start: int, stop: int) -> Tensor:

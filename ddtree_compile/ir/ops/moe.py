@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ddtree_compile.ir.graph import Op, TensorType
 from ddtree_compile.ir.ops.record import Facts, OpRecord, table
-from ddtree_compile.ir.ops.rowwise import matmul
+from ddtree_compile.ir.ops.rowwise import matmul, sigmoid
 
 
 def route(
@@ -19,7 +19,7 @@ def route(
     by their sum when `normalise`, times `scale`. Ties go to the lower id. ids int32 [R, k], -1 in a row that
     row_sequence [>=R] says is not valid; weights fp32 [R, k].
     """
-    scores = logits.float().sigmoid()
+    scores = sigmoid(logits)
     ids = (scores + bias.float()).sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     weights = scores.gather(1, ids)
     if normalise:

@@ -20,6 +20,12 @@ def matmul(x: Tensor, w: Tensor) -> Tensor:
     return torch.cat([torch.mm(block, w) for block in blocks])[:rows]
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) in fp32. torch's own takes another path for the elements that do not fill a vector, so that an
+    element's bits would depend on its place; its `exp` does not."""
+    return 1.0 / (1.0 + (-x.float()).exp())
+
+
 def pad_rows(x: Tensor) -> Tensor:
     """x [M, ...] with zero rows up to a multiple of `ROWS` (at least one block), contiguous."""
     missing = -x.shape[0] % ROWS if x.shape[0] else ROWS
