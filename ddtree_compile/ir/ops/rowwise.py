@@ -15,9 +15,13 @@ ROWS = 16
 def matmul(x: Tensor, w: Tensor) -> Tensor:
     """x [M, K] times w [N, K] transposed, fp32 [M, N], `ROWS` rows a call."""
     rows = x.shape[0]
-    w = w.float().t()
-    blocks = pad_rows(x.float()).split(ROWS)
-    return torch.cat([torch.mm(block, w) for block in blocks])[:rows]
+    x, w = pad_rows(x.float()), w.float().t()
+    if x.shape[0] == ROWS:
+        return torch.mm(x, w)[:rows]
+    out = x.new_empty(x.shape[0], w.shape[1])
+    for start in range(0, x.shape[0], ROWS):
+        torch.mm(x[start : start + ROWS], w, out=out[start : start + ROWS])
+    return out[:rows]
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -28,10 +32,13 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def pad_rows(x: Tensor) -> Tensor:
     """x [M, ...] with zero rows up to a multiple of `ROWS` (at least one block), contiguous."""
-    missing = -x.shape[0] % ROWS if x.shape[0] else ROWS
-    if not missing:
+    rows = x.shape[0]
+    padded = max(1, -(-rows // ROWS)) * ROWS
+    if padded == rows:
         return x.contiguous()
-    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+    out = x.new_zeros(padded, *x.shape[1:])
+    out[:rows] = x
+    return out
 
 
 def per_row(x: Tensor) -> Tensor:
