@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from support.cases import ROUNDS, Case, cases, deepseek_targets, qwen3_targets
 from support.checkpoints import (
@@ -34,9 +34,8 @@ from ddtree_compile.runtime.engine import Engine
 from ddtree_compile.runtime.sampling import SamplingParams
 from ddtree_compile.spec import CompileSpec
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Initializing zero-element tensors"
-)  # transformers without shared experts
+# transformers builds the shared expert of a config that has none
+pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 
 FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any], st.SearchStrategy[dict[str, Any]]]] = {
     "deepseek_v3": (make_kimi, KIMI, deepseek_targets()),
@@ -55,7 +54,7 @@ def _one_thread():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sample_agrees(family, capsys):
-    sweep(family, 2, 24, capsys)
+    sweep(family, 6, 24, capsys)
 
 
 @pytest.mark.full
@@ -68,8 +67,9 @@ def test_fifty_configs_agree(family, capsys):
 def sweep(family, examples, new_tokens, capsys):
     tally = Tally()
 
+    @seed(list(FAMILIES).index(family))
     @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(case=cases(FAMILIES[family][2]))

@@ -72,6 +72,7 @@ def make_kimi_k25(directory: Path, seed: int = 0, shard_size: str = "50GB", **ch
     rewrite(directory, lambda tensors: tensors | drawn)
     (directory / "config.json").write_text(json.dumps(config))
     model = Kimi_K25ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+    model.set_experts_implementation("eager")
     model.generation_config.eos_token_id = None
     return model
 
@@ -147,6 +148,7 @@ def _vision(text_hidden: int, seed: int) -> tuple[dict[str, Any], Tensors]:
 def _make(kind: type, config: Any, directory: Path, seed: int, shard_size: str) -> PreTrainedModel:
     torch.manual_seed(seed)
     model = kind(config).float().eval()
+    model.set_experts_implementation("eager")  # the default, grouped_mm, refuses widths that are no multiple of 4
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
