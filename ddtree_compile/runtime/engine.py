@@ -123,15 +123,19 @@ class Engine:
         return [done[index] for index in range(len(prompts))]
 
     def stream(
-        self, prompts: Sequence[Sequence[int]], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Progress | None = None,
     ) -> Stream:
-        """As `generate`, a `Piece` for each round of each sequence as it comes. A new call ends an unfinished one."""
+        """As `generate`, a `Piece` for each round of each sequence as it comes. A new call ends an unfinished one.
+        `progress(done, total)` counts a prompt's tokens while they are run."""
         if self._closed:
             raise DeviceError("this engine is closed; make a new one")
         requests = self._requests(prompts, sampling_params)
         if self._running is not None:
             self._running.close()
-        self._running = Stream(self, requests)
+        self._running = Stream(self, requests, progress)
         return self._running
 
     def extend(
@@ -238,7 +242,7 @@ class Engine:
         write("min_p", [params.min_p], at)
         return True
 
-    def prefill(self, request: Request) -> tuple[list[int], Finish]:
+    def prefill(self, request: Request, progress: Progress | None = None) -> tuple[list[int], Finish]:
         """Run what is not resident of a prompt, chunk by chunk, and pick the first token."""
         slot = request.slot
         assert slot is not None
@@ -254,6 +258,8 @@ class Engine:
             write("prompt.count", [len(part)])
             run(f"prefill[{chunk}]")
             slot.extend(part, drafted=True)
+            if progress is not None:
+                progress(len(slot.tokens), len(request.prompt))
         run(self._pick([request]))
         run("seat")
         return self._said(slot)
@@ -294,10 +300,11 @@ class Stream:
     """Iterates over `Piece`s. `cancel` ends one request, or all, before the next round; `seconds` says where time
     went."""
 
-    def __init__(self, engine: Engine, requests: list[Request]) -> None:
+    def __init__(self, engine: Engine, requests: list[Request], progress: Progress | None = None) -> None:
         self.seconds = {"prefill": 0.0, "decode": 0.0}
         self._engine = engine
         self._requests = requests
+        self._progress = progress
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -326,7 +333,7 @@ class Stream:
                     request = waiting.pop(0)
                     live.append(request)
                     started = time.perf_counter()
-                    tokens, finish = self._engine.prefill(request)
+                    tokens, finish = self._engine.prefill(request, self._progress)
                     self.seconds["prefill"] += time.perf_counter() - started
                     yield self._over(request, tokens, finish, live, waiting)
                 for group in _groups(live):
