@@ -42,8 +42,10 @@ class Source:
             recipe, layout = self.linear(module.replace("{}", "0"), (count, *shape))
             return recipe, layout
         recipe, layout = self.linear(module.replace("{}", "0"), shape)
-        pattern = Int4(f"{self.owner}:{module}", recipe.group) if isinstance(recipe, Int4) else Take(
-            f"{self.owner}:{module}.weight"
+        pattern = (
+            Int4(f"{self.owner}:{module}", recipe.group)
+            if isinstance(recipe, Int4)
+            else Take(f"{self.owner}:{module}.weight")
         )
         return Stack(pattern, count), layout
 

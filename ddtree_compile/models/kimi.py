@@ -59,9 +59,7 @@ def _cached(config: KimiConfig, sizes: Sizes, layer: int) -> Cached:
     )
 
 
-def _attention(
-    b: Builder, config: KimiConfig, m: Module, rows: Rows, x: Value, cached: Cached, sizes: Sizes
-) -> Value:
+def _attention(b: Builder, config: KimiConfig, m: Module, rows: Rows, x: Value, cached: Cached, sizes: Sizes) -> Value:
     """x + o_proj(MLA(input_layernorm(x)))."""
     heads, width = config.heads, config.nope + config.rope.dim
     normed = b.op("rms_norm", x, m.norm("input_layernorm.weight", config.hidden, "attn_norm"), name="n", eps=config.eps)
@@ -79,12 +77,16 @@ def _attention(
     q = b.op("cat", content, turned, name="q")
 
     latent_width = config.kv_lora + config.rope.dim
-    kv = b.op("linear", normed, m.linear("self_attn.kv_a_proj_with_mqa", latent_width, config.hidden, "kv_a"), name="kv")
+    kv = b.op(
+        "linear", normed, m.linear("self_attn.kv_a_proj_with_mqa", latent_width, config.hidden, "kv_a"), name="kv"
+    )
     gain = m.norm("self_attn.kv_a_layernorm.weight", config.kv_lora, "kv_a_norm")
     latent = b.op(
         "rms_norm", b.op("cut", kv, name="c", start=0, stop=config.kv_lora), gain, name="cn", eps=config.inner_eps
     )
-    key = turn(b, b.op("cut", kv, name="k", start=config.kv_lora, stop=latent_width), rows.positions, config.rope, "k_pe")
+    key = turn(
+        b, b.op("cut", kv, name="k", start=config.kv_lora, stop=latent_width), rows.positions, config.rope, "k_pe"
+    )
     record = b.op("heads", b.op("cat", latent, key, name="record"), name="kv_record", heads=1)
     record = keep_kv(b, rows, record, cached.cache, cached.tree.name)
 

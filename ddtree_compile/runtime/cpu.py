@@ -25,9 +25,7 @@ class CpuExecutor:
         self._poisoned = poisoned
         self._memory = {space: interpret.buffer(layout.size) for space, layout in plan.spaces.items()}
         self._memory[Space.TEMP] = interpret.buffer(plan.arena)
-        self._places = {
-            name: place for layout in plan.spaces.values() for name, place in layout.places.items()
-        }
+        self._places = {name: place for layout in plan.spaces.values() for name, place in layout.places.items()}
         self._spaces = {name: space for space, layout in plan.spaces.items() for name in layout.places}
         if poisoned:
             for name in self._places:

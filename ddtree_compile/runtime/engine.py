@@ -97,7 +97,7 @@ class Engine:
         if not isinstance(spec, CompileSpec):
             spec = read_spec(Path(str(spec)))
         if device != "cpu":
-            raise DeviceError(f"device {device!r}: this version runs plans on the CPU only; use device=\"cpu\"")
+            raise DeviceError(f'device {device!r}: this version runs plans on the CPU only; use device="cpu"')
         plan = compile_spec(spec)
         _refuse_unrunnable(plan)
         weights, stops = load(spec, plan, progress)
@@ -374,7 +374,9 @@ def _refuse_unrunnable(plan: Plan) -> None:
         raise SpecError("the target is an fp8 checkpoint: it can be planned, but this version cannot run it; use bf16")
     ranks = plan.spec["machine"]["tensor_parallel"]
     if ranks > 1:
-        raise SpecError(f"machine.tensor_parallel = {ranks}: a group can be planned, but this version runs one rank; set 1")
+        raise SpecError(
+            f"machine.tensor_parallel = {ranks}: a group can be planned, but this version runs one rank; set 1"
+        )
     dtype = plan.spec["cache"]["dtype"]
     if dtype not in ("auto", plan.model["dtype"]):
         raise SpecError(f'cache.dtype = "{dtype}": this version keeps caches in the model\'s dtype; use "auto"')

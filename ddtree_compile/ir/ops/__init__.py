@@ -11,4 +11,3 @@ from ddtree_compile.ir.ops.rows import ROWS_TABLE
 from ddtree_compile.ir.ops.tree import TREE
 
 OPS: dict[str, OpRecord] = DENSE | ROTARY | ATTENTION | MOE | ROWS_TABLE | TREE | PICK | COMMIT
-

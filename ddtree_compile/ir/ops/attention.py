@@ -42,9 +42,7 @@ class Block:
         weights = weights.contiguous()
         if len(self.keys) == 1:
             return matmul(weights, _counted(self.keys[0][1]))
-        return torch.cat(
-            [matmul(w, _counted(v)) for w, (_, v) in zip(weights.chunk(rows), self.keys, strict=True)]
-        )
+        return torch.cat([matmul(w, _counted(v)) for w, (_, v) in zip(weights.chunk(rows), self.keys, strict=True)])
 
 
 def _counted(v: Tensor) -> Tensor:

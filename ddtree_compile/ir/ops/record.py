@@ -24,8 +24,8 @@ class Facts:
 
     context: int
     live: int = 1
-    distinct_experts: Callable[[int, int, int], float] = lambda rows, top_k, experts: experts * (
-        1.0 - (1.0 - top_k / experts) ** rows
+    distinct_experts: Callable[[int, int, int], float] = lambda rows, top_k, experts: (
+        experts * (1.0 - (1.0 - top_k / experts) ** rows)
     )
 
 

@@ -163,9 +163,7 @@ ROWS_TABLE = table(
     OpRecord(
         "node_rows",
         node_rows,
-        lambda op: _node_types(
-            op.args[0].shape[0], _int(op, "nodes"), op.args[2].shape[2], _int(op, "rows")
-        ),
+        lambda op: _node_types(op.args[0].shape[0], _int(op, "nodes"), op.args[2].shape[2], _int(op, "rows")),
         tolerance=0.0,
     ),
     OpRecord(
