@@ -14,7 +14,7 @@ SHARED = (Space.STATE, Space.ROUND, Space.IO)
 
 
 def place_segment(graph: Graph, spec: CompileSpec, observe: Observer | None = None) -> Segment:
-    """Optimise one logical graph and give its temporaries offsets. The arena is checked by code that did not pack it."""
+    """Optimise one logical graph and give its temporaries offsets; the arena is checked by code that did not pack."""
     staged = run_passes(graph, spec, observe)
     buffers = lifetimes(staged)
     arena = pack(buffers, ALIGN)

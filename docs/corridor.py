@@ -25,7 +25,7 @@ from ddtree_compile.runtime.cpu import CpuExecutor
 from ddtree_compile.runtime.engine import Engine
 from ddtree_compile.runtime.sampling import SamplingParams
 from ddtree_compile.runtime.weights import load_weights
-from ddtree_compile.spec import read_spec
+from ddtree_compile.spec import CompileSpec, read_spec
 
 HERE = Path(__file__).parent
 SHOWN = "l01"  # the layer whose ops are shown: the one with experts
@@ -45,8 +45,8 @@ second with experts), a drafter of one layer that drafts three tokens, trees of 
 
 ## 2. The logical graph
 
-`models/` turns the two configs into one graph a segment: {segments}. This is `verify[7]`, eight rows (the root and seven
-nodes), before any pass. Attention is written as MLA is defined.
+`models/` turns the two configs into one graph a segment: {segments}. This is `verify[7]`, eight rows (the root and
+seven nodes), before any pass. Attention is written as MLA is defined.
 
 {logical}
 
@@ -88,6 +88,7 @@ And the whole of it, through the library:
 
 
 def fenced(text: str, language: str = "") -> str:
+    """A code block."""
     return f"```{language}\n{text.rstrip()}\n```"
 
 
@@ -98,20 +99,21 @@ def layer_of(graph: Graph) -> str:
     return fenced("\n".join(line[2:] for line in lines if line.startswith("  ") and not line.startswith("  in ")))
 
 
-def after(graph: Graph, last: str, spec: object) -> Graph:
+def after(graph: Graph, last: str, spec: CompileSpec) -> Graph:
+    """The graph as pass `last` leaves it."""
     for name, run in PASSES:
-        graph = run(graph, spec)  # type: ignore[arg-type]
+        graph = run(graph, spec)
         if name == last:
             break
     return graph
 
 
 def arena_table(plan: Plan) -> str:
+    """A row a segment: ops, stages, bytes and their lower bound."""
     rows = ["segment        ops  stages  bytes  lower bound"]
-    rows += [
-        f"{s.name:13} {len(s.graph.ops):4} {max(op.stage for op in s.graph.ops) + 1:7} {s.temp_bytes:6} {s.lower_bound:12}"
-        for s in plan.segments
-    ]
+    for s in plan.segments:
+        stages = max(op.stage for op in s.graph.ops) + 1
+        rows.append(f"{s.name:13} {len(s.graph.ops):4} {stages:7} {s.temp_bytes:6} {s.lower_bound:12}")
     return fenced("\n".join([*rows, f"one arena for all: {plan.arena} bytes"]))
 
 
@@ -153,6 +155,7 @@ def one_round(plan: Plan) -> str:
 
 
 def page() -> str:
+    """The whole page."""
     torch.set_num_threads(1)
     path = HERE / "tiny" / "spec.toml"
     spec = read_spec(path)

@@ -35,6 +35,7 @@ def view(memory: Tensor, offset: int, type_: TensorType) -> Tensor:
 
 
 def poison(tensor: Tensor) -> None:
+    """Fill with what no result can survive: NaN, or an integer far out of bounds."""
     tensor.fill_(torch.nan if tensor.is_floating_point() else POISON_INT)
 
 
@@ -42,7 +43,7 @@ def poison(tensor: Tensor) -> None:
 class Step:
     """One reference call: its tensors are bound, its results are copied into `outs`."""
 
-    call: Callable[..., object]
+    call: Callable[..., Tensor | tuple[Tensor, ...]]
     args: tuple[Tensor, ...]
     outs: tuple[Tensor, ...]
     attrs: dict[str, object]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -62,7 +62,7 @@ class Builder:
     _names: set[str] = field(default_factory=set)
 
     @contextmanager
-    def layer(self, name: str) -> Iterator[None]:
+    def layer(self, name: str) -> Generator[None]:
         """Names and scopes inside get the layer's prefix, such as `l07`."""
         before = self._layer
         self._layer = f"{name}."
@@ -71,7 +71,7 @@ class Builder:
         self._layer = before
 
     @contextmanager
-    def scope(self, name: str) -> Iterator[None]:
+    def scope(self, name: str) -> Generator[None]:
         self._scope = (*self._scope, name)
         yield
         self._scope = self._scope[:-1]
@@ -80,8 +80,8 @@ class Builder:
         self, kind: str, *args: Value, name: str = "", outs: tuple[Value | str, ...] | None = None, **attrs: Attr
     ) -> Value:
         """Add an op and give its first out. `name` names a single TEMP out; `outs` names each, or gives the value."""
-        values = self.ops_out(kind, *args, outs=(name,) if outs is None else outs, **attrs)
-        return values[0]
+        named: tuple[Value | str, ...] = (name,) if outs is None else outs
+        return self.ops_out(kind, *args, outs=named, **attrs)[0]
 
     def ops_out(self, kind: str, *args: Value, outs: tuple[Value | str, ...] = (), **attrs: Attr) -> tuple[Value, ...]:
         """Add an op and give all its outs."""
@@ -97,7 +97,7 @@ class Builder:
 
     def update(self, kind: str, *args: Value, **attrs: Attr) -> None:
         """Add an op that only updates its arguments."""
-        self.ops_out(kind, *args, **attrs)
+        self.ops_out(kind, *args, outs=(), **attrs)
 
     def weight(
         self, name: str, shape: tuple[int, ...], dtype: str, recipe: Recipe, layout: str = "rows",

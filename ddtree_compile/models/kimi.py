@@ -59,46 +59,50 @@ def _cached(config: KimiConfig, sizes: Sizes, layer: int) -> Cached:
     )
 
 
-def _attention(b: Builder, config: KimiConfig, m: Module, rows: Rows, x: Value, cached: Cached, sizes: Sizes) -> Value:
-    """x + o_proj(MLA(input_layernorm(x)))."""
+def _query(b: Builder, config: KimiConfig, m: Module, x: Value, positions: Value) -> Value:
+    """Queries of x [R, hidden]: [R, H, nope + rope], the last part turned."""
     heads, width = config.heads, config.nope + config.rope.dim
-    normed = b.op("rms_norm", x, m.norm("input_layernorm.weight", config.hidden, "attn_norm"), name="n", eps=config.eps)
-
-    compressed, inputs, module = normed, config.hidden, "q_proj"
+    inputs, module = config.hidden, "q_proj"
     if config.q_lora is not None:
         down = m.linear("self_attn.q_a_proj", config.q_lora, config.hidden, "q_a")
         gain = m.norm("self_attn.q_a_layernorm.weight", config.q_lora, "q_a_norm")
-        compressed = b.op("rms_norm", b.op("linear", normed, down, name="q_a"), gain, name="q_an", eps=config.inner_eps)
+        x = b.op("rms_norm", b.op("linear", x, down, name="q_a"), gain, name="q_an", eps=config.inner_eps)
         inputs, module = config.q_lora, "q_b_proj"
     up = m.linear(f"self_attn.{module}", heads * width, inputs, "q_b", 0)
-    q = b.op("heads", b.op("linear", compressed, up, name="q_b"), name="q_heads", heads=heads)
+    q = b.op("heads", b.op("linear", x, up, name="q_b"), name="q_heads", heads=heads)
     content = b.op("cut", q, name="q_nope", start=0, stop=config.nope)
-    turned = turn(b, b.op("cut", q, name="q_rope", start=config.nope, stop=width), rows.positions, config.rope, "q_pe")
-    q = b.op("cat", content, turned, name="q")
+    last = b.op("cut", q, name="q_rope", start=config.nope, stop=width)
+    return b.op("cat", content, turn(b, last, positions, config.rope, "q_pe"), name="q")
 
-    latent_width = config.kv_lora + config.rope.dim
-    kv = b.op(
-        "linear", normed, m.linear("self_attn.kv_a_proj_with_mqa", latent_width, config.hidden, "kv_a"), name="kv"
-    )
+
+def _record(b: Builder, config: KimiConfig, m: Module, x: Value, positions: Value) -> Value:
+    """What the cache holds of x [R, hidden]: the normed latent and the turned shared key, [R, 1, kv_lora + rope]."""
+    width = config.kv_lora + config.rope.dim
+    kv = b.op("linear", x, m.linear("self_attn.kv_a_proj_with_mqa", width, config.hidden, "kv_a"), name="kv")
     gain = m.norm("self_attn.kv_a_layernorm.weight", config.kv_lora, "kv_a_norm")
-    latent = b.op(
-        "rms_norm", b.op("cut", kv, name="c", start=0, stop=config.kv_lora), gain, name="cn", eps=config.inner_eps
-    )
-    key = turn(
-        b, b.op("cut", kv, name="k", start=config.kv_lora, stop=latent_width), rows.positions, config.rope, "k_pe"
-    )
-    record = b.op("heads", b.op("cat", latent, key, name="record"), name="kv_record", heads=1)
-    record = keep_kv(b, rows, record, cached.cache, cached.tree.name)
+    latent = b.op("cut", kv, name="c", start=0, stop=config.kv_lora)
+    latent = b.op("rms_norm", latent, gain, name="cn", eps=config.inner_eps)
+    key = b.op("cut", kv, name="k", start=config.kv_lora, stop=width)
+    key = turn(b, key, positions, config.rope, "k_pe")
+    return b.op("heads", b.op("cat", latent, key, name="record"), name="kv_record", heads=1)
+
+
+def _attention(b: Builder, config: KimiConfig, m: Module, rows: Rows, x: Value, cached: Cached, sizes: Sizes) -> Value:
+    """x + o_proj(MLA(input_layernorm(x)))."""
+    gain = m.norm("input_layernorm.weight", config.hidden, "attn_norm")
+    normed = b.op("rms_norm", x, gain, name="n", eps=config.eps)
+    q = _query(b, config, m, normed, rows.positions)
+    record = keep_kv(b, rows, _record(b, config, m, normed, rows.positions), cached.cache, cached.tree.name)
 
     of = config.nope + config.v_dim
-    w_uk = m.per_head("self_attn.kv_b_proj", heads, (0, config.nope), of, config.kv_lora, "w_uk")
-    w_uv = m.per_head("self_attn.kv_b_proj", heads, (config.nope, of), of, config.kv_lora, "w_uv")
-    shape = {"name": "attended", "scale": config.softmax_scale, "splits": sizes.splits}
+    w_uk = m.per_head("self_attn.kv_b_proj", config.heads, (0, config.nope), of, config.kv_lora, "w_uk")
+    w_uv = m.per_head("self_attn.kv_b_proj", config.heads, (config.nope, of), of, config.kv_lora, "w_uv")
     if rows.bits is not None and rows.length is not None:
-        out = b.op("mla_tree", q, cached.cache, record, w_uk, w_uv, rows.length, rows.row_sequence, rows.bits, **shape)
+        kind, args = "mla_tree", (q, cached.cache, record, w_uk, w_uv, rows.length, rows.row_sequence, rows.bits)
     else:
-        out = b.op("mla_causal", q, cached.cache, w_uk, w_uv, rows.positions, rows.row_sequence, **shape)
-    o_proj = m.linear("self_attn.o_proj", config.hidden, heads * config.v_dim, "o", 1)
+        kind, args = "mla_causal", (q, cached.cache, w_uk, w_uv, rows.positions, rows.row_sequence)
+    out = b.op(kind, *args, name="attended", scale=config.softmax_scale, splits=sizes.splits)
+    o_proj = m.linear("self_attn.o_proj", config.hidden, config.heads * config.v_dim, "o", 1)
     return b.op("add", x, b.op("linear", b.op("flat", out, name="attended_flat"), o_proj, name="o"), name="h")
 
 

@@ -86,6 +86,7 @@ def qwen_out(b: Builder, config: Qwen3Config | DFlashConfig, m: Module, x: Value
 
 
 def qwen_norm(b: Builder, config: Qwen3Config | DFlashConfig, m: Module, x: Value) -> Value:
+    """input_layernorm(x)."""
     gain = m.norm("input_layernorm.weight", config.hidden, "attn_norm")
     return b.op("rms_norm", x, gain, name="n", eps=config.eps)
 

@@ -36,6 +36,7 @@ class Program:
 
 
 def sizes_of(spec: CompileSpec, drafter: DFlashConfig) -> Sizes:
+    """The sizes that all segments share."""
     budget = max(spec.tree.buckets)
     sequences = spec.cache.max_sequences
     split = spec.machine.gpu != "cpu" and spec.cache.max_seq_len >= LONG_CACHE
@@ -50,12 +51,10 @@ def build_program(spec: CompileSpec, target: TargetConfig, drafter: DFlashConfig
     sizes = sizes_of(spec, drafter)
     seed = spec.model.seed if spec.model.weights == "random" else None
     source = Source("target", target.quantisation, seed)
-    make = kimi if isinstance(target, KimiConfig) else qwen3
+    model = kimi(target, source, sizes) if isinstance(target, KimiConfig) else qwen3(target, source, sizes)
     weights: dict[str, Weight] = {}
-    segments = _Segments(
-        make(target, source, sizes),  # type: ignore[arg-type] - the builder was chosen by the config's class
-        drafter, Source("drafter", None, seed), sizes, weights, spec.top_k(target.vocab),
-    )  # fmt: skip
+    top_k = spec.top_k(target.vocab)
+    segments = _Segments(model, drafter, Source("drafter", None, seed), sizes, weights, top_k)
     graphs = [segments.draft()]
     if spec.tree.shape == "tree":
         graphs.append(segments.tree("tree", sizes.budget, spine=spec.tree.keep_top1_chain, chain=False))
@@ -108,7 +107,8 @@ class _Segments:
         flat = (self.sizes.sequences, self.sizes.budget + 1)
         rows = self._rows(
             b, "node_rows", self._tree("tokens", flat), self._tree("depths", flat),
-            self._tree("bits", (*flat, -(-flat[1] // 32))), self._each("length"), self._each("active"), nodes=bucket + 1,
+            self._tree("bits", (*flat, -(-flat[1] // 32))), self._each("length"), self._each("active"),
+            nodes=bucket + 1,
         )  # fmt: skip
         self.target.logits(b, self.target.body(b, rows, self.drafter.taps))
         return b.graph()

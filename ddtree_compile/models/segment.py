@@ -34,6 +34,7 @@ class Rows:
 
 
 def state(name: str, shape: tuple[int, ...], dtype: str) -> Value:
+    """A STATE value."""
     return Value(name, TensorType(shape, dtype), Space.STATE)
 
 

@@ -9,9 +9,9 @@ changes the order of rounding, so it is one of the lossy ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from ddtree_compile.ir.graph import Attr, Graph, Op, TensorType, Value
+from ddtree_compile.ir.graph import Attr, Graph, Op, Value
 from ddtree_compile.ir.ops import OPS
 from ddtree_compile.spec import CompileSpec
 
@@ -30,44 +30,50 @@ def absorb(graph: Graph, spec: CompileSpec) -> Graph:
     return graph.with_ops(tuple(ops))
 
 
-def _absorbed(op: Op, made_by: dict[str, Op]) -> list[Op]:
-    (out,) = op.outs
-    prefix = out.name.rpartition(".")[0]
-    ops: list[Op] = []
+@dataclass
+class _Writer:
+    """Adds ops in the place of `op`, named and scoped like it."""
 
-    def add(kind: str, *args: Value, names: tuple[str, ...], final: Value | None = None, **attrs: Attr) -> Value:
-        bare = Op(kind, args, (), tuple(sorted(attrs.items())), op.scope)
-        outs = tuple(
-            final or replace(out, name=f"{prefix}.{name}", type=type_)
-            for name, type_ in zip(names, OPS[kind].shape(bare), strict=True)
+    op: Op
+    ops: list[Op] = field(default_factory=list[Op])
+
+    def add(self, kind: str, *args: Value, outs: tuple[str | Value, ...], **attrs: Attr) -> tuple[Value, ...]:
+        """An op whose outs get the names `outs`, or are the values given."""
+        like = self.op.outs[0]
+        bare = Op(kind, args, (), tuple(sorted(attrs.items())), self.op.scope)
+        prefix = like.name.rpartition(".")[0]
+        made = tuple(
+            replace(like, name=f"{prefix}.{out}", type=type_) if isinstance(out, str) else out
+            for out, type_ in zip(outs, OPS[kind].shape(bare), strict=True)
         )
-        ops.append(replace(bare, outs=outs))
-        return outs[0]
-
-    tree = op.kind == "mla_tree"
-    q, cache, *rest = op.args
-    record, w_uk, w_uv, *where = rest if tree else (None, *rest)
-    assert w_uk is not None and w_uv is not None
-    content, turned = _halves(q, w_uk.shape[1], made_by, add)
-    latent = add("head_linear", content, w_uk, names=("q_latent",), transpose=True)
-    wide = add("cat", latent, turned, names=("q_absorbed",))
-    tensors = (wide, cache, cache, *([record, record] if record else []), *where)
-    part = add(
-        "attend_tree" if tree else "attend_causal", *tensors, names=("part", "lse"), scale=op.attr("scale"),
-        v_dim=w_uk.shape[2], splits=op.attr("splits"),
-    )  # fmt: skip
-    lse = ops[-1].outs[1]
-    attended = add("merge", part, lse, names=("o_latent",), dtype=q.dtype)
-    add("head_linear", attended, w_uv, names=("",), final=out)
-    return ops
+        self.ops.append(replace(bare, outs=made))
+        return made
 
 
-def _halves(q: Value, width: int, made_by: dict[str, Op], add) -> tuple[Value, Value]:  # noqa: ANN001
+def _absorbed(op: Op, made_by: dict[str, Op]) -> list[Op]:
+    """The absorbed form of an MLA op."""
+    writer = _Writer(op)
+    if op.kind == "mla_tree":
+        q, cache, record, w_uk, w_uv, *where = op.args
+        kind, keys = "attend_tree", (cache, cache, record, record)
+    else:
+        q, cache, w_uk, w_uv, *where = op.args
+        kind, keys = "attend_causal", (cache, cache)
+    content, turned = _halves(writer, q, w_uk.shape[1], made_by)
+    (latent,) = writer.add("head_linear", content, w_uk, outs=("q_latent",), transpose=True)
+    (query,) = writer.add("cat", latent, turned, outs=("q_absorbed",))
+    attrs = {"scale": op.attr("scale"), "v_dim": w_uk.shape[2], "splits": op.attr("splits")}
+    partial = writer.add(kind, query, *keys, *where, outs=("part", "lse"), **attrs)
+    (attended,) = writer.add("merge", *partial, outs=("o_latent",), dtype=q.dtype)
+    writer.add("head_linear", attended, w_uv, outs=op.outs)
+    return writer.ops
+
+
+def _halves(writer: _Writer, q: Value, width: int, made_by: dict[str, Op]) -> tuple[Value, Value]:
     """q [R, H, d + r] as content [R, H, d] and turned part: what was joined to make it, or cuts."""
     maker = made_by.get(q.name)
     if maker is not None and maker.kind == "cat" and maker.args[0].shape[-1] == width and len(maker.args) == 2:
         return maker.args[0], maker.args[1]
-    return (
-        add("cut", q, names=("q_content",), start=0, stop=width),
-        add("cut", q, names=("q_turned",), start=width, stop=q.shape[-1]),
-    )
+    (content,) = writer.add("cut", q, outs=("q_content",), start=0, stop=width)
+    (turned,) = writer.add("cut", q, outs=("q_turned",), start=width, stop=q.shape[-1])
+    return content, turned

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddtree_compile.spec import CompileSpec
 
 
-def drop_dead(graph: Graph, spec: CompileSpec) -> Graph:  # noqa: ARG001  # every pass takes the spec
+def drop_dead(graph: Graph, spec: CompileSpec) -> Graph:  # every pass takes the spec
     """The graph without dead ops. An op that writes nothing at all is kept: it is there for an effect (a barrier).
     Bodies stay as they are, for a kernel stands for a whole body."""
     return graph.with_ops(live_ops(graph.ops))

@@ -17,17 +17,20 @@ from ddtree_compile.ir.graph import Graph, Op, Space, Value
 from ddtree_compile.passes.stage import dependencies
 from ddtree_compile.spec import CompileSpec
 
+LATENT = "c = cut(a); n = rms_norm(c, _); k = cut(a); p = rope(k, _); r = cat(n, p); h = heads(r)"
+HEADS = "x = linear(a, _); h = heads(x); n = rms_norm(h, _); r = rope(n, _)"
+
 PATTERNS: tuple[tuple[str, str], ...] = (
     ("routing", "s = linear(x, _); i = route(s, _, _)"),
     ("expert_gate_up", "g = expert_linear(x, i, _); u = expert_linear(x, i, _); y = swiglu(g, u)"),
     ("expert_down", "e = expert_linear(h, i, _); y = combine(e, i, _)"),
     ("gate_up", "g = linear(x, _); u = linear(x, _); y = swiglu(g, u)"),
-    ("latent_store", "c = cut(a); n = rms_norm(c, _); k = cut(a); p = rope(k, _); r = cat(n, p); h = heads(r); t = keep(h)"),
-    ("latent_write", "c = cut(a); n = rms_norm(c, _); k = cut(a); p = rope(k, _); r = cat(n, p); h = heads(r); write_chunk(h, _, _, _)"),
+    ("latent_store", f"{LATENT}; t = keep(h)"),
+    ("latent_write", f"{LATENT}; write_chunk(h, _, _, _)"),
     ("query_split", "q = linear(x, _); h = heads(q); n = cut(h); c = cut(h); p = rope(c, _)"),
-    ("head_store", "x = linear(a, _); h = heads(x); n = rms_norm(h, _); r = rope(n, _); t = keep(r)"),
-    ("head_write", "x = linear(a, _); h = heads(x); n = rms_norm(h, _); r = rope(n, _); write_chunk(r, _, _, _)"),
-    ("head_turn", "x = linear(a, _); h = heads(x); n = rms_norm(h, _); r = rope(n, _)"),
+    ("head_store", f"{HEADS}; t = keep(r)"),
+    ("head_write", f"{HEADS}; write_chunk(r, _, _, _)"),
+    ("head_turn", HEADS),
     ("value_store", "x = linear(a, _); h = heads(x); t = keep(h)"),
     ("value_write", "x = linear(a, _); h = heads(x); write_chunk(h, _, _, _)"),
     ("values", "x = linear(a, _); h = heads(x)"),

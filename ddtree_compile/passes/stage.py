@@ -40,7 +40,7 @@ def dependencies(graph: Graph, writes: Writes = written_args) -> tuple[tuple[int
     return tuple(found)
 
 
-def stage(graph: Graph, spec: CompileSpec) -> Graph:  # noqa: ARG001  # every pass takes the spec
+def stage(graph: Graph, spec: CompileSpec) -> Graph:  # every pass takes the spec
     """`graph` with stages 0, 1, ..., sorted by them; ops of one stage stay in their order. The number of stages is the
     least that hazards allow."""
     before = dependencies(graph)

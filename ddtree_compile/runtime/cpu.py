@@ -6,6 +6,7 @@ An executor has four verbs, which a GPU's executor shares: `run` a segment, `wri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,6 +16,8 @@ from ddtree_compile.ir import interpret
 from ddtree_compile.ir.graph import Space
 from ddtree_compile.ir.layouts import LAYOUTS, Parts
 from ddtree_compile.plan import Plan
+
+SMALL = 1 << 20  # elements of a matrix: up to here a product takes microseconds, and waiting for a second thread longer
 
 
 class CpuExecutor:
@@ -44,10 +47,17 @@ class CpuExecutor:
             )
             for segment in plan.segments
         }
+        largest = max(math.prod(weight.value.shape[-2:]) for weight in plan.weights)
+        self._threads = 1 if largest <= SMALL else torch.get_num_threads()
 
     def run(self, segment: str) -> None:
-        """Run one segment."""
-        interpret.run(self._steps[segment])
+        """Run one segment. A small model runs on one thread, whatever torch is set to."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(min(before, self._threads))
+        try:
+            interpret.run(self._steps[segment])
+        finally:
+            torch.set_num_threads(before)
 
     def write(self, name: str, values: Sequence[int | float] | Tensor, at: int = 0) -> None:
         """Put `values` into a value of STATE or IO, from its flat element `at`."""

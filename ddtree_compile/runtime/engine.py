@@ -5,9 +5,8 @@ A round is the plan's segments in order; the host writes STATE before the first,
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -19,12 +18,11 @@ from ddtree_compile.ir.layouts import Parts
 from ddtree_compile.ir.ops.commit import Finish
 from ddtree_compile.plan import Plan
 from ddtree_compile.runtime.cpu import CpuExecutor
-from ddtree_compile.runtime.sampling import Generation, Piece, SamplingParams
+from ddtree_compile.runtime.sampling import Generation, SamplingParams
 from ddtree_compile.runtime.sequences import Residents, Slot
+from ddtree_compile.runtime.stream import Progress, Request, Stream
 
 MAX_STOPS = 16
-
-Progress = Callable[[int, int], None]
 
 
 class Executor(Protocol):
@@ -34,36 +32,6 @@ class Executor(Protocol):
     def write(self, name: str, values: Sequence[int | float] | Tensor, at: int = 0) -> None: ...
     def read(self, name: str) -> Tensor: ...
     def close(self) -> None: ...
-
-
-@dataclass
-class Request:
-    """A prompt on its way: `tokens` are the new ones so far."""
-
-    index: int
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    slot: Slot | None = None
-    cached: int = 0
-    tokens: list[int] = field(default_factory=list)
-    accept_lengths: list[int] = field(default_factory=list)
-    segments: tuple[str, ...] = ()
-    cancelled: bool = False
-
-    def end(self, finish: Finish) -> Generation | None:
-        """The Generation, if the sequence is over."""
-        if finish is Finish.NONE and not self.cancelled:
-            return None
-        reason, why = {
-            Finish.STOP: ("stop", self.tokens[-1] if self.tokens else None),
-            Finish.LIMIT: ("length", "max_new_tokens"),
-            Finish.CONTEXT: ("length", "context_full"),
-            Finish.NONE: ("cancelled", None),
-        }[finish]
-        return Generation(
-            tuple(self.tokens), reason, why, len(self.accept_lengths), tuple(self.accept_lengths), self.cached,
-            self.prompt + tuple(self.tokens),
-        )  # type: ignore[arg-type]  # fmt: skip
 
 
 class Engine:
@@ -91,8 +59,8 @@ class Engine:
         `progress(done, total)` counts bytes of weights. SpecError, CheckpointError or DeviceError say what is wrong.
         `poisoned` is the test mode in which memory is filled with NaN wherever nothing may be read.
         """
-        from ddtree_compile.compiler import compile_spec, load  # noqa: PLC0415 - the runtime must not need the compiler
-        from ddtree_compile.spec import CompileSpec, read_spec  # noqa: PLC0415
+        from ddtree_compile.compiler import compile_spec, load
+        from ddtree_compile.spec import CompileSpec, read_spec
 
         if not isinstance(spec, CompileSpec):
             spec = read_spec(Path(str(spec)))
@@ -192,7 +160,7 @@ class Engine:
             )
         vocab = int(self.plan.model["vocab"])
         for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+            if type(token) is not int or not 0 <= token < vocab:
                 raise PromptError(f"prompt {index} holds token id {token!r}: ids go from 0 to {vocab - 1}")
         if len(self._stops(params)) > MAX_STOPS:
             raise PromptError(f"prompt {index} has {len(self._stops(params))} stop tokens: at most {MAX_STOPS} fit")
@@ -294,78 +262,6 @@ class Engine:
             return "pick[filter]"
         sampled = any(request.params.temperature > 0 for request in requests)
         return "pick[sample]" if sampled else "pick[greedy]"
-
-
-class Stream:
-    """Iterates over `Piece`s. `cancel` ends one request, or all, before the next round; `seconds` says where time
-    went."""
-
-    def __init__(self, engine: Engine, requests: list[Request], progress: Progress | None = None) -> None:
-        self.seconds = {"prefill": 0.0, "decode": 0.0}
-        self._engine = engine
-        self._requests = requests
-        self._progress = progress
-        self._pieces = self._run()
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
-
-    def __next__(self) -> Piece:
-        return next(self._pieces)
-
-    def cancel(self, index: int | None = None) -> None:
-        """End request `index` (all, if None); its Generation says "cancelled" and keeps what it has."""
-        for request in self._requests:
-            if index in (None, request.index):
-                request.cancelled = True
-
-    def close(self) -> None:
-        """Stop, and leave the sequences resident."""
-        self._pieces.close()
-
-    def _run(self) -> Iterator[Piece]:
-        waiting, live = list(self._requests), list[Request]()
-        try:
-            while waiting or live:
-                for request in [r for r in (*live, *waiting) if r.cancelled]:
-                    yield self._over(request, [], Finish.NONE, live, waiting)
-                while waiting and self._engine.admit(waiting[0]):
-                    request = waiting.pop(0)
-                    live.append(request)
-                    started = time.perf_counter()
-                    tokens, finish = self._engine.prefill(request, self._progress)
-                    self.seconds["prefill"] += time.perf_counter() - started
-                    yield self._over(request, tokens, finish, live, waiting)
-                for group in _groups(live):
-                    started = time.perf_counter()
-                    said = self._engine.step(group)
-                    self.seconds["decode"] += time.perf_counter() - started
-                    for request, (tokens, finish) in zip(group, said, strict=True):
-                        request.accept_lengths.append(len(tokens))
-                        yield self._over(request, tokens, finish, live, waiting)
-        finally:
-            for request in live:
-                self._engine.release(request)
-
-    def _over(
-        self, request: Request, tokens: list[int], finish: Finish, live: list[Request], waiting: list[Request]
-    ) -> Piece:
-        """Take a round's tokens in; a request that has ended leaves."""
-        request.tokens += tokens
-        generation = request.end(finish) if finish is not Finish.NONE or not tokens else None
-        if generation is not None:
-            self._engine.release(request)
-            (live if request in live else waiting).remove(request)
-        return Piece(request.index, tuple(tokens), generation)
-
-
-def _groups(live: Sequence[Request]) -> list[list[Request]]:
-    """Requests by the segments of their rounds."""
-    groups: dict[tuple[str, ...], list[Request]] = {}
-    for request in live:
-        if not request.cancelled:
-            groups.setdefault(request.segments, []).append(request)
-    return list(groups.values())
 
 
 def _refuse_unrunnable(plan: Plan) -> None:

@@ -55,14 +55,14 @@ class SamplingParams:
 
 
 def _check(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    legal = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    legal = type(value) in (int, float) and math.isfinite(value)
     if not legal or not (low <= value <= high) or (above and value == low):
         rule = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
         raise PromptError(f"sampling parameter {name} = {value!r}: it must be a number {rule}")
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if type(value) is not int or not low <= value <= high:
         raise PromptError(f"sampling parameter {name} = {value!r}: it must be a whole number from {low} to {high}")
 
 

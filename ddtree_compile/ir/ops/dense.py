@@ -28,6 +28,7 @@ def rms_norm(x: Tensor, gain: Tensor, *, eps: float) -> Tensor:
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, of one shape."""
     return a.float() + b.float()
 
 

@@ -64,4 +64,5 @@ def same_as(index: int) -> ShapeRule:
 
 
 def table(*records: OpRecord) -> dict[str, OpRecord]:
+    """A family's records by kind."""
     return {record.kind: record for record in records}
