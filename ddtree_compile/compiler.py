@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddtree_compile.errors import SpecError
 from ddtree_compile.ir.layouts import Parts
 from ddtree_compile.models.config import DFlashConfig, TargetConfig, load_config, read_drafter, read_target
 from ddtree_compile.models.round import Program, build_program
@@ -29,6 +30,11 @@ class Models:
 def read_models(spec: CompileSpec) -> Models:
     """Read both configs. SpecError names what they ask for that we lack."""
     target = read_target(spec.target_dir)
+    if spec.cache.max_seq_len > target.max_positions:
+        raise SpecError(
+            f"cache.max_seq_len = {spec.cache.max_seq_len}, but the target is made for {target.max_positions} positions "
+            f"({spec.target_dir / 'config.json'}: max_position_embeddings): choose at most that"
+        )
     drafter = read_drafter(
         spec.drafter_dir, target, rope_amplitude=spec.drafter.rope_attention_factor, window=spec.drafter.window
     )
