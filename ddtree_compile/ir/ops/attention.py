@@ -50,11 +50,14 @@ def _counted(v: Tensor) -> Tensor:
 
 
 def _block(keys: Keys, index: int) -> Keys:
-    """Positions [index*KEYS, ...) of `keys`, fp32, zeros past the end."""
+    """Positions [index*KEYS, ...) of `keys`, fp32, zeros past the end: always a copy, so that strides and alignment,
+    by which a BLAS may choose its kernel, are the same wherever the keys came from."""
 
     def take(x: Tensor) -> Tensor:
-        part = x[index * KEYS : (index + 1) * KEYS].float()
-        return torch.cat([part, part.new_zeros(KEYS - part.shape[0], part.shape[1])]) if len(part) < KEYS else part
+        part = x[index * KEYS : (index + 1) * KEYS]
+        block = torch.zeros(KEYS, x.shape[1])
+        block[: len(part)] = part
+        return block
 
     return take(keys[0]), take(keys[1])
 
