@@ -16,8 +16,7 @@ from ddtree_compile.ir import interpret
 from ddtree_compile.ir.graph import Space
 from ddtree_compile.ir.layouts import LAYOUTS, Parts
 from ddtree_compile.plan import Plan
-
-SMALL = 1 << 20  # elements of a matrix: up to here a product takes microseconds, and waiting for a second thread longer
+from ddtree_compile.runtime.threads import threads_for
 
 
 class CpuExecutor:
@@ -34,12 +33,14 @@ class CpuExecutor:
             for name in self._places:
                 interpret.poison(self._tensor(name))
             self._memory[Space.TEMP].fill_(0xFF)  # NaN in every float format
-        logical = {
-            weight.value.name: LAYOUTS[weight.layout]
-            .unpack(weights[weight.value.name], weight.value.shape, weight.value.dtype)
-            .float()
-            for weight in plan.weights
-        }
+        self._largest = max(math.prod(weight.value.shape[-2:]) for weight in plan.weights)
+        with threads_for(self._largest):
+            logical = {
+                weight.value.name: LAYOUTS[weight.layout]
+                .unpack(weights[weight.value.name], weight.value.shape, weight.value.dtype)
+                .float()
+                for weight in plan.weights
+            }
         offsets = {name: place.offset for name, place in self._places.items()}
         self._steps = {
             segment.name: interpret.bind(
@@ -47,17 +48,11 @@ class CpuExecutor:
             )
             for segment in plan.segments
         }
-        largest = max(math.prod(weight.value.shape[-2:]) for weight in plan.weights)
-        self._threads = 1 if largest <= SMALL else torch.get_num_threads()
 
     def run(self, segment: str) -> None:
-        """Run one segment. A small model runs on one thread, whatever torch is set to."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(min(before, self._threads))
-        try:
+        """Run one segment."""
+        with threads_for(self._largest):
             interpret.run(self._steps[segment])
-        finally:
-            torch.set_num_threads(before)
 
     def write(self, name: str, values: Sequence[int | float] | Tensor, at: int = 0) -> None:
         """Put `values` into a value of STATE or IO, from its flat element `at`."""

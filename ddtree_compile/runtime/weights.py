@@ -20,6 +20,7 @@ from ddtree_compile.ir.weights import Cat, Cut, Int4, Random, Recipe, Stack, Tak
 from ddtree_compile.runtime.consumed import check_consumed
 from ddtree_compile.runtime.random_weights import random_box
 from ddtree_compile.runtime.recipe_shapes import NIBBLES, Checkpoints, fill, find, first_tensor, int4_shape, shape_of
+from ddtree_compile.runtime.threads import threads_for
 
 __all__ = ["check_consumed", "evaluate", "load_weight", "load_weights", "shape_of"]
 
@@ -71,10 +72,11 @@ def load_weight(weight: Weight, checkpoints: Checkpoints, device: torch.device |
     if found != shape:
         tensor = first_tensor(weight.recipe)
         raise CheckpointError(f"weight {weight.value.name}: {tensor} gives shape {list(found)}, expected {list(shape)}")
-    made = evaluate(weight.recipe, checkpoints, dtype, device)
-    if isinstance(made, Quantised) and weight.layout == "rows":
-        made = made.dequantise().to(TORCH_DTYPES[dtype])
-    return LAYOUTS[weight.layout].pack(made)
+    with threads_for(weight.value.type.numel):
+        made = evaluate(weight.recipe, checkpoints, dtype, device)
+        if isinstance(made, Quantised) and weight.layout == "rows":
+            made = made.dequantise().to(TORCH_DTYPES[dtype])
+        return LAYOUTS[weight.layout].pack(made)
 
 
 def _make(recipe: Recipe, box: Box, source: _Source) -> torch.Tensor | Quantised:
