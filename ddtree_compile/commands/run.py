@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -29,6 +28,24 @@ from ddtree_compile.commands.options import (
     print_json,
 )
 from ddtree_compile.commands.prompts import Asked, Prompt, Sampling, read_prompt, sampling_params
+from ddtree_compile.commands.run_options import (
+    Bucket,
+    Chat,
+    Compare,
+    Device,
+    MaxNewTokens,
+    MinP,
+    OnDevice,
+    Plain,
+    PromptFile,
+    PromptText,
+    Seed,
+    SpecArgument,
+    Temperature,
+    TokenIds,
+    TopK,
+    TopP,
+)
 from ddtree_compile.commands.source import spec_of
 from ddtree_compile.embedded import embedded_spec
 from ddtree_compile.errors import PromptError, SpecError
@@ -39,7 +56,6 @@ if TYPE_CHECKING:
     from ddtree_compile.spec import CompileSpec
 
 INTERRUPTED = 130
-SMALL_HIDDEN = 1024  # below this width an op takes microseconds and a second thread costs more than it brings
 MODES: dict[str, dict[str, Any]] = {
     "plain": {"speculate": False, "bucket": None},
     "chain": {"shape": "chain", "bucket": None},
@@ -48,86 +64,6 @@ MODES: dict[str, dict[str, Any]] = {
 WARM_UP = 4  # tokens that each mode of a comparison makes first, so that none pays for first use
 
 log = logging.getLogger("ddtree_compile")
-
-
-class Device(StrEnum):
-    """What runs the plan."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-INPUT, PICKING, ROUND = "Prompt", "Sampling", "Round"
-SpecArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="[SPEC|BUNDLE]", help="A spec (TOML). Without one: the embedded model.", show_default=False),
-]
-PromptText = Annotated[
-    str | None,
-    typer.Option("--prompt", metavar="TEXT", help="What to continue.", rich_help_panel=INPUT, show_default=False),
-]
-PromptFile = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-file", metavar="F", help="A file with the prompt (`-`: stdin).", rich_help_panel=INPUT,
-        show_default=False,
-    ),
-]  # fmt: skip
-TokenIds = Annotated[
-    str | None,
-    typer.Option(
-        "--token-ids", metavar="IDS", help="The prompt as token ids, `1,2,3`; needs no tokenizer.",
-        rich_help_panel=INPUT, show_default=False,
-    ),
-]  # fmt: skip
-Chat = Annotated[
-    bool,
-    typer.Option(
-        "--chat", help="Put the prompt through the model's chat template, and sample as its makers recommend.",
-        rich_help_panel=INPUT,
-    ),
-]  # fmt: skip
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Stop after this many tokens.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        "--temperature", metavar="T", help="0 is greedy, which is the default.", rich_help_panel=PICKING,
-        show_default=False,
-    ),
-]  # fmt: skip
-TopK = Annotated[
-    int | None,
-    typer.Option("--top-k", metavar="K", help="Only the K likeliest.", rich_help_panel=PICKING, show_default=False),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        "--top-p", metavar="P", help="Only the likeliest that make up P.", rich_help_panel=PICKING, show_default=False
-    ),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        "--min-p", metavar="P", help="Only those at least P times as likely as the likeliest.",
-        rich_help_panel=PICKING, show_default=False,
-    ),
-]  # fmt: skip
-Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.", rich_help_panel=PICKING)]
-Bucket = Annotated[
-    int | None,
-    typer.Option(
-        "--bucket", metavar="N", help="Nodes of a tree, one of the spec's buckets (default: the plan's choice).",
-        rich_help_panel=ROUND, show_default=False,
-    ),
-]  # fmt: skip
-Plain = Annotated[
-    bool, typer.Option("--no-speculation", help="One token a round, without the drafter.", rich_help_panel=ROUND)
-]
-Compare = Annotated[
-    bool,
-    typer.Option("--compare", help="Run plain, chain and tree, and print the three.", rich_help_panel=ROUND),
-]
-OnDevice = Annotated[Device, typer.Option("--device", help="Where to run.")]
 
 
 def run(
@@ -149,8 +85,8 @@ def run(
     target: TargetDir = None,
     drafter: DrafterDir = None,
     as_json: AsJson = False,
-    log_level: Logging = LogLevel.WARNING,  # noqa: ARG001 - its callback has acted
-    version: Version = False,  # noqa: ARG001 - its callback has acted
+    log_level: Logging = LogLevel.WARNING,
+    version: Version = False,
 ) -> None:
     """Generate text and show what speculation brings. With no argument: the embedded model, on this CPU.
 
@@ -263,13 +199,8 @@ def _name(path: Path | None, spec: CompileSpec, target: Path | None) -> str:
 def _load(spec: CompileSpec, device: Device) -> Generator[Engine]:
     """Compile and load, with a bar of the weights' bytes."""
     with _Bar("loading", DownloadColumn()) as bar:
-        import torch
-
-        from ddtree_compile.compiler import read_models
         from ddtree_compile.runtime.engine import Engine
 
-        if read_models(spec).target.hidden < SMALL_HIDDEN:
-            torch.set_num_threads(1)
         engine = Engine.from_spec(spec, device, bar.move)
     with engine:
         yield engine
