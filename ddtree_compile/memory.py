@@ -144,6 +144,10 @@ class Holdings:
         fitting = fitting // ROUND_SLOTS * ROUND_SLOTS or fitting
         if 2 <= fitting < slots:
             yield change("cache.max_seq_len", fitting, rest + fitting * per_slot)
+        sequences = self.program.sizes.sequences
+        fitting = (capacity - rest) // -(-cache // sequences)
+        if 1 <= fitting < sequences:
+            yield change("cache.max_sequences", fitting, rest + fitting * -(-cache // sequences))
         for shards in range(split.shards + 1, split.ranks + 1):
             total = self.total(replace(split, shards=shards)) if split.ranks % shards == 0 else capacity + 1
             if total <= capacity:

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.models import small_qwen, write_toml
+from support.models import CONFIGS, small_qwen, write_toml
 
 from ddtree_compile import __version__
 from ddtree_compile.cli import main
 from ddtree_compile.plan_json import from_json
 
+QWEN3_8B = {"target": "qwen3-8b", "drafter": "qwen3-8b-dflash-b16"}
 HIT = [[0.8, 0.1], [0.7, 0.2], [0.6], [0.5]]
 
 
@@ -81,8 +82,9 @@ def test_other_model_directories(spec: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_does_not_fit_says_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tables = small_qwen(tmp_path, cache={"max_seq_len": 1 << 24, "max_sequences": 16}, machine={"gpu": "rtx-5090"})
-    path = write_toml(tmp_path / "spec.toml", tables)
+    models = {name: str(CONFIGS / directory) for name, directory in QWEN3_8B.items()}
+    tables = small_qwen(tmp_path, model=models, cache={"max_seq_len": 40_960, "max_sequences": 4})
+    path = write_toml(tmp_path / "spec.toml", tables | {"tree": {"buckets": [1]}, "machine": {"gpu": "rtx-5090"}})
     assert main(["plan", str(path)]) == 0
     out = capsys.readouterr().out
     assert "does not fit: " in out and "cache.max_seq_len = " in out and "would fit" in out
