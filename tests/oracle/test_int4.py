@@ -45,12 +45,6 @@ from ddtree_compile.spec import CompileSpec
 # transformers builds the shared expert of a config that has none
 pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 
-GROUP = 32
-SCHEME = QuantizationScheme(
-    targets=["Linear"],
-    weights=QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=GROUP, symmetric=True),
-    format="pack-quantized",
-)
 # As Kimi K2.6 ships it: only routed experts are int4.
 EXPERTS_ONLY = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
 ALL_LINEAR = ["lm_head"]
@@ -59,13 +53,19 @@ PROMPTS = ((5,), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9), tuple(range(40))
 
 @dataclass(frozen=True)
 class Packed:
-    """A kind of packed checkpoint: `changes` give inner sizes that are multiples of 32, most of them not of 256."""
+    """A kind of packed checkpoint: `changes` give inner sizes that are multiples of `group`, most not of 256."""
 
     make: Any
     base: dict[str, Any]
     ignore: list[str]
     changes: dict[str, Any]
     kimi_k2: bool = False
+    group: int = 32
+
+    @property
+    def scheme(self) -> QuantizationScheme:
+        weights = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=self.group, symmetric=True)
+        return QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
 
 
 WIDE = {"hidden_size": 288, "moe_intermediate_size": 96, "num_hidden_layers": 2}
@@ -76,6 +76,7 @@ CASES = {
     "kimi_k25": Packed(make_kimi_k25, KIMI, EXPERTS_ONLY, {}),
     "every linear": Packed(make_kimi, KIMI, ALL_LINEAR, MIXED),
     "qwen3": Packed(make_qwen3, QWEN3, ALL_LINEAR, {"hidden_size": 160, "intermediate_size": 320}),
+    "groups of 64": Packed(make_qwen3, QWEN3, ALL_LINEAR, {"hidden_size": 128, "intermediate_size": 192}, group=64),
 }
 
 
@@ -119,29 +120,29 @@ def make_pair(case: Packed, root: Path) -> tuple[Path, Path]:
     if case.kimi_k2:
         as_kimi_k2(packed / "target")
     shutil.copytree(packed, dense)
-    rewrite(packed / "target", lambda tensors: pack(round_all(tensors), case.ignore))
-    rewrite(dense / "target", lambda tensors: unpack(pack(round_all(tensors), case.ignore)))
-    declare(packed / "target", case.ignore)
+    rewrite(packed / "target", lambda tensors: pack(round_all(tensors), case))
+    rewrite(dense / "target", lambda tensors: unpack(pack(round_all(tensors), case), case))
+    declare(packed / "target", case)
     return packed, dense
 
 
-def declare(directory: Path, ignore: list[str]) -> None:
+def declare(directory: Path, case: Packed) -> None:
     """Say in a config that the checkpoint is int4; the wrapper says so twice."""
     path = directory / "config.json"
     config = json.loads(path.read_text())
     for level in (config, config.get("text_config", {})):
-        level["quantization_config"] = quantisation(ignore)
+        level["quantization_config"] = quantisation(case)
     path.write_text(json.dumps(config))
 
 
-def quantisation(ignore: list[str]) -> dict[str, Any]:
+def quantisation(case: Packed) -> dict[str, Any]:
     weights = {
-        "actorder": None, "block_structure": None, "dynamic": False, "group_size": GROUP, "num_bits": 4,
+        "actorder": None, "block_structure": None, "dynamic": False, "group_size": case.group, "num_bits": 4,
         "observer": "minmax", "observer_kwargs": {}, "strategy": "group", "symmetric": True, "type": "int",
     }  # fmt: skip
     group = {"input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": weights}
     return {
-        "config_groups": {"group_0": group}, "format": "pack-quantized", "ignore": ignore, "kv_cache_scheme": None,
+        "config_groups": {"group_0": group}, "format": "pack-quantized", "ignore": case.ignore, "kv_cache_scheme": None,
         "quant_method": "compressed-tensors", "quantization_status": "compressed",
     }  # fmt: skip
 
@@ -161,23 +162,23 @@ def linears(tensors: Tensors, ignore: list[str]) -> list[str]:
     return [module for module in modules if not ignored(module)]
 
 
-def pack(tensors: Tensors, ignore: list[str]) -> Tensors:
+def pack(tensors: Tensors, case: Packed) -> Tensors:
     made = dict(tensors)
-    for module in linears(tensors, ignore):
+    for module in linears(tensors, case.ignore):
         weight = made.pop(f"{module}.weight")
-        scale = (weight.float().unflatten(-1, (-1, GROUP)).abs().amax(-1) / 7.5).bfloat16()
-        parts = PackedQuantizationCompressor.compress({"weight": weight, "weight_scale": scale}, SCHEME)
+        scale = (weight.float().unflatten(-1, (-1, case.group)).abs().amax(-1) / 7.5).bfloat16()
+        parts = PackedQuantizationCompressor.compress({"weight": weight, "weight_scale": scale}, case.scheme)
         made |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items() if tensor is not None}
     return made
 
 
-def unpack(tensors: Tensors) -> Tensors:
+def unpack(tensors: Tensors, case: Packed) -> Tensors:
     made = dict(tensors)
     for name in tensors:
         if name.endswith(".weight_packed"):
             module = name.removesuffix("_packed")
             parts = {f"weight_{part}": made.pop(f"{module}_{part}") for part in ("packed", "scale", "shape")}
-            made[module] = PackedQuantizationCompressor.decompress(parts, SCHEME)["weight"]
+            made[module] = PackedQuantizationCompressor.decompress(parts, case.scheme)["weight"]
     return made
 
 

@@ -63,9 +63,13 @@ class Drafter:
     def __init__(self, directory: Path, window: int | None = None, amplitude: float | None = None) -> None:
         self.config = json.loads((directory / "config.json").read_text())
         self.weights = load_file(directory / "model.safetensors")
-        self.block = self.config["block_size"]
+        self.nested = self.config["dflash_config"]
+        self.block = self.config.get("block_size") or self.nested["block_size"]
         self.window = window
-        rope = self.config.get("rope_parameters") or {"rope_type": "default", "rope_theta": self.config["rope_theta"]}
+        plain = {"rope_type": "default"}
+        rope = self.config.get("rope_parameters") or {
+            **(self.config.get("rope_scaling") or plain), "rope_theta": self.config["rope_theta"]
+        }  # fmt: skip
         if amplitude is not None:
             rope = {**rope, "attention_factor": amplitude}
         shape = {key: self.config[key] for key in ("head_dim", "hidden_size", "num_attention_heads")}
@@ -74,7 +78,7 @@ class Drafter:
 
     def log_probs(self, tapped: Tensor, root: int, embed: Tensor, head: Tensor) -> Tensor:
         """[B - 1, V]: what each masked slot says of the token at its own position."""
-        mask = self.config["dflash_config"]["mask_token_id"]
+        mask = self.nested["mask_token_id"]
         x = embed[[root, *[mask] * (self.block - 1)]]
         context = self._norm(linear(tapped, self.weights["fc.weight"]), "hidden_norm")
         positions = torch.arange(len(tapped) + self.block)
@@ -108,9 +112,10 @@ class Drafter:
     def _seen(self, layer: int, positions: Tensor, start: int) -> Tensor:
         """[B, T + B]: sliding layers are causal and others are not, unless the config says otherwise."""
         kinds = self.config.get("layer_types") or ["full_attention"] * self.config["num_hidden_layers"]
-        sliding = kinds[layer] == "sliding_attention"
-        causal = self.config.get("is_causal", sliding)
-        windows = [w for w in (self.config["sliding_window"] if sliding else None, self.window) if w]
+        sliding = self.nested.get("use_swa", kinds[layer] == "sliding_attention")
+        causal = self.config.get("is_causal", self.nested.get("causal", sliding))
+        own_window = self.nested.get("swa_window_size") or self.config.get("sliding_window")
+        windows = [w for w in (own_window if sliding else None, self.window) if w]
         own, key = positions[start:, None], positions[None]
         seen = key <= own if causal else torch.ones(self.block, len(positions), dtype=torch.bool)
         return seen & (key > own - min(windows)) if windows else seen
