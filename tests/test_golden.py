@@ -34,3 +34,5 @@ def test_it_reads_back_to_the_same_bytes_and_fits(name: str) -> None:
     assert to_json(plan) == text
     assert len(text) < 1_500_000
     assert plan.report["memory"]["fits"]
+    assert all(plan.report["arena_bound_met"].values())
+    assert {segment.name for segment in plan.segments} == set(plan.report["arena_bound_met"])
