@@ -194,7 +194,8 @@ class Rounds:
     def _parts(self) -> dict[str, list[Part]]:
         weights = {weight.value.name: weight for weight in self.program.weights}
         live = 1 / self.program.sizes.sequences
-        return {graph.name: _parts_of(graph, weights, self.split, live) for graph in self.program.segments}
+        run = {name for shape, nodes in self.kinds() for name in _segments(shape, nodes)}
+        return {g.name: _parts_of(g, weights, self.split, live) for g in self.program.segments if g.name in run}
 
 
 def _segments(shape: str, nodes: int) -> tuple[str, ...]:
