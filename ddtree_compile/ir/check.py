@@ -67,13 +67,17 @@ def _check_ops(ops: tuple[Op, ...], scope: _Scope) -> None:
 
 
 def _check_values(op: Op, scope: _Scope) -> None:
-    for value in op.values:
+    for value in (*op.args, *op.outs):
+        known = scope.values.get(value.name)
+        if known is value:
+            continue
         if value.dtype not in DTYPE_BYTES:
             raise _illegal(op, f"{value.dtype} is no dtype", value)
         if any(size < 0 for size in value.shape):
             raise _illegal(op, f"the shape {value.shape} has a negative size", value)
-        known = scope.values.setdefault(value.name, value)
-        if known != value:
+        if known is None:
+            scope.values[value.name] = value
+        elif known != value:
             raise _illegal(op, f"is {value.type} in {value.space} here and {known.type} in {known.space} before", value)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ddtree_compile.ir.graph import Graph, Op, Space, Value
@@ -70,22 +70,30 @@ TEMPLATES = tuple((name, tuple(Step.parse(part) for part in text.split(";"))) fo
 
 def fuse(graph: Graph, spec: CompileSpec) -> Graph:
     """Apply `PATTERNS` in order."""
-    index = _Index(graph)
+    index = _Index(graph.ops, _after(dependencies(graph)))
     for name, steps in TEMPLATES:
         groups = _matches(index, steps)
         if groups:
-            graph = _replace(graph, name, groups, index)
-            index = _Index(graph)
-    return graph
+            index = _replace(index, name, groups)
+    return graph.with_ops(index.ops)
+
+
+def _after(before: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For each op the later ones that wait for it."""
+    after: list[list[int]] = [[] for _ in before]
+    for at, earlier in enumerate(before):
+        for other in earlier:
+            after[other].append(at)
+    return after
 
 
 def _matches(index: _Index, steps: tuple[Step, ...]) -> list[tuple[int, ...]]:
     """Op positions of each match of a pattern, none of them in two."""
-    if not index.kinds.issuperset(step.kind for step in steps):
+    if not index.kinds.keys() >= {step.kind for step in steps}:
         return []
     taken: set[int] = set()
     groups: list[tuple[int, ...]] = []
-    for at in range(len(index.ops)):
+    for at in index.kinds[steps[-2 if steps[-1].every else -1].kind]:
         group = index.every(steps, at) if steps[-1].every else index.ending(steps, at)
         if group and len(group) > 1 and not taken & set(group) and index.convex(group):
             groups.append(group)
@@ -94,20 +102,20 @@ def _matches(index: _Index, steps: tuple[Step, ...]) -> list[tuple[int, ...]]:
 
 
 class _Index:
-    """Who makes and who reads each value, by op position."""
+    """Who makes and who reads each value, the ops of each kind, and who waits for each op (`after`), by position."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.ops = ops = graph.ops
-        self.kinds = {op.kind for op in ops}
-        self.maker = {out.name: at for at, op in enumerate(ops) for out in op.outs}
+    def __init__(self, ops: tuple[Op, ...], after: list[list[int]]) -> None:
+        self.ops, self.after = ops, after
+        self.kinds: dict[str, list[int]] = {}
+        self.maker: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}
         for at, op in enumerate(ops):
+            if not op.body:
+                self.kinds.setdefault(op.kind, []).append(at)
+            for out in op.outs:
+                self.maker[out.name] = at
             for arg in op.args:
                 self.readers.setdefault(arg.name, []).append(at)
-        self.after: list[list[int]] = [[] for _ in ops]
-        for at, earlier in enumerate(dependencies(graph)):
-            for other in earlier:
-                self.after[other].append(at)
 
     def ending(self, steps: tuple[Step, ...], at: int) -> tuple[int, ...] | None:
         """The ops of a match whose last step is op `at`, or None. Steps are matched last to first."""
@@ -180,28 +188,26 @@ class _Index:
         return True
 
 
-def _replace(graph: Graph, name: str, groups: list[tuple[int, ...]], index: _Index) -> Graph:
-    """Contract each group to one op and put the ops in an order that respects every dependency."""
-    owner = {member: g for g, group in enumerate(groups) for member in group}
-    units: list[tuple[int, ...]] = []
-    for at in range(len(graph.ops)):
-        if at not in owner:
-            units.append((at,))
-        elif at == groups[owner[at]][0]:
-            units.append(groups[owner[at]])
+def _replace(index: _Index, name: str, groups: list[tuple[int, ...]]) -> _Index:
+    """Contract each group to one op and put the ops in an order that respects every dependency. What waits for a part
+    waits for the whole: nobody has to look for dependencies again."""
+    owner = {member: group for group in groups for member in group}
+    units = [owner.get(at, (at,)) for at in range(len(index.ops)) if at not in owner or at == owner[at][0]]
     unit_of = {member: u for u, unit in enumerate(units) for member in unit}
-    waits = [0] * len(units)
     edges = [{unit_of[n] for member in unit for n in index.after[member]} - {u} for u, unit in enumerate(units)]
+    waits = [0] * len(units)
     for targets in edges:
         for target in targets:
             waits[target] += 1
-    ops = [
-        _fused(name, [graph.ops[member] for member in units[u]], set(units[u]), index)
+    order = list(_sorted(edges, waits))
+    place = {u: at for at, u in enumerate(order)}
+    ops = tuple(
+        _fused(name, [index.ops[member] for member in units[u]], set(units[u]), index)
         if len(units[u]) > 1
-        else graph.ops[units[u][0]]
-        for u in _sorted(edges, waits)
-    ]
-    return graph.with_ops(tuple(ops))
+        else index.ops[units[u][0]]
+        for u in order
+    )
+    return _Index(ops, [[place[target] for target in edges[u]] for u in order])
 
 
 def _sorted(edges: list[set[int]], waits: list[int]) -> Iterator[int]:
@@ -211,7 +217,7 @@ def _sorted(edges: list[set[int]], waits: list[int]) -> Iterator[int]:
     while free:
         u = heapq.heappop(free)
         yield u
-        for target in sorted(edges[u]):
+        for target in edges[u]:
             waits[target] -= 1
             if waits[target] == 0:
                 heapq.heappush(free, target)

@@ -26,11 +26,13 @@ def dependencies(graph: Graph, writes: Writes = written_args) -> tuple[tuple[int
     for index, op in enumerate(graph.ops):
         before: set[int] = set()
         written = {value.name for value in op.outs} | {op.args[i].name for i in writes(op)}
-        for name in {value.name for value in op.values}:
+        for value in op.args:
+            if value.name in writer:
+                before.add(writer[value.name])
+        for name in written:
             if name in writer:
                 before.add(writer[name])
-            if name in written:
-                before.update(readers.get(name, ()))
+            before.update(readers.get(name, ()))
         for value in op.args:
             readers.setdefault(value.name, []).append(index)
         for name in written:
