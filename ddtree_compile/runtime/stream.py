@@ -90,14 +90,17 @@ class Stream:
             while waiting or live:
                 for request in [r for r in (*live, *waiting) if r.cancelled]:
                     yield self._over(request, [], Finish.NONE, live, waiting)
-                while waiting and self._engine.admit(waiting[0]):
+                while waiting and not waiting[0].cancelled and self._engine.admit(waiting[0]):
                     request = waiting.pop(0)
                     live.append(request)
                     started = time.perf_counter()
                     tokens, finish = self._engine.prefill(request, self._progress)
                     self.seconds["prefill"] += time.perf_counter() - started
                     yield self._over(request, tokens, finish, live, waiting)
-                for group in _groups(live):
+                for members in _groups(live):
+                    group = [request for request in members if not request.cancelled]
+                    if not group:
+                        continue
                     started = time.perf_counter()
                     said = self._engine.step(group)
                     self.seconds["decode"] += time.perf_counter() - started
@@ -124,6 +127,5 @@ def _groups(live: Sequence[Request]) -> list[list[Request]]:
     """Requests by the segments of their rounds."""
     groups: dict[tuple[str, ...], list[Request]] = {}
     for request in live:
-        if not request.cancelled:
-            groups.setdefault(request.segments, []).append(request)
+        groups.setdefault(request.segments, []).append(request)
     return list(groups.values())
