@@ -203,7 +203,7 @@ class Engine:
         write("active", [0], at)
         write("remaining", [params.max_new_tokens], at)
         write("stops", [*stops, *[-1] * (MAX_STOPS - len(stops))], at * MAX_STOPS)
-        write("temperature", [params.temperature], at)
+        write("temperature", [params.heat], at)
         write("seed", [params.seed], at)
         write("top_k", [params.top_k], at)
         write("top_p", [params.top_p], at)
@@ -260,7 +260,7 @@ class Engine:
     def _pick(requests: Sequence[Request]) -> str:
         if any(request.params.filtered for request in requests):
             return "pick[filter]"
-        sampled = any(request.params.temperature > 0 for request in requests)
+        sampled = any(request.params.heat > 0 for request in requests)
         return "pick[sample]" if sampled else "pick[greedy]"
 
 

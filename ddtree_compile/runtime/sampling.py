@@ -8,6 +8,7 @@ from typing import Literal
 
 from ddtree_compile.errors import PromptError
 
+COLDEST = 1e-5  # a temperature below it is greedy: logits over less than that may leave fp32, where all infinities tie
 MAX_SEED = (1 << 63) - 1
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -15,7 +16,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to pick tokens and when to end. The defaults are greedy.
+    """How to pick tokens and when to end. The defaults are greedy; so is a temperature below 1e-5.
 
     Filters come in this order: temperature, top-k (0: all), top-p (renormalised after top-k), min-p. With `top_p` < 1
     at most 1,024 tokens are looked at. A draw depends on (`seed`, position, token) alone; request i of a list that
@@ -50,8 +51,13 @@ class SamplingParams:
             raise PromptError(f'sampling parameter shape = {self.shape!r}: it must be "tree", "chain" or None')
 
     @property
+    def heat(self) -> float:
+        """The temperature that the device is given: 0 is greedy."""
+        return self.temperature if self.temperature >= COLDEST else 0.0
+
+    @property
     def filtered(self) -> bool:
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+        return self.heat > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
 
 def _check(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
