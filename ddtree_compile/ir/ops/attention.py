@@ -10,7 +10,6 @@ give P partial results over equal ranges of positions with their log-sum-exp; `m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,48 +17,69 @@ from torch import Tensor
 
 from ddtree_compile.ir.graph import Op, TensorType
 from ddtree_compile.ir.ops.record import Facts, OpRecord, table
-from ddtree_compile.ir.ops.rowwise import matmul
+from ddtree_compile.ir.ops.rowwise import matmul, matmul_each
 
 KEYS = 64
-
-Keys = tuple[Tensor, Tensor]  # k [n, d] and v [n, e] of n consecutive positions, one key head
 
 
 @dataclass(frozen=True)
 class Block:
-    """`KEYS` consecutive positions: one set of keys for all rows, or one for each row (their own tree paths)."""
+    """`KEYS` consecutive positions: one set of keys for all rows, or one for each row (their own tree paths).
 
-    keys: Sequence[Keys]
+    k [1 or rows, KEYS, d] and v [1 or rows, KEYS, e + 1], whose last column is 1, so that it sums the weights.
+    """
+
+    k: Tensor
+    v: Tensor
 
     def scores(self, q: Tensor) -> Tensor:
         """q [rows, share, d] against the block: [rows * share, KEYS]."""
-        if len(self.keys) == 1:
-            return matmul(q.flatten(0, 1), self.keys[0][0])
-        return torch.cat([matmul(row, k) for row, (k, _) in zip(q, self.keys, strict=True)])
+        if len(self.k) == 1:
+            return matmul(q.flatten(0, 1), self.k[0])
+        return matmul_each(q, self.k.transpose(1, 2)).flatten(0, 1)
 
     def total(self, weights: Tensor, rows: int) -> Tensor:
         """weights [rows * share, KEYS] over the block's values, and their sum in a last column: [.., e + 1]."""
-        weights = weights.contiguous()
-        if len(self.keys) == 1:
-            return matmul(weights, _counted(self.keys[0][1]))
-        return torch.cat([matmul(w, _counted(v)) for w, (_, v) in zip(weights.chunk(rows), self.keys, strict=True)])
+        if len(self.v) == 1:
+            return matmul(weights.contiguous(), self.v[0].t())
+        return matmul_each(weights.reshape(rows, -1, KEYS), self.v).flatten(0, 1)
 
 
-def _counted(v: Tensor) -> Tensor:
-    return torch.cat([v, v.new_ones(v.shape[0], 1)], dim=1).t()
+def _blank(rows: int, count: int, d: int, e: int) -> tuple[Tensor, Tensor]:
+    """k and v of `count` positions, zero. They are always filled by copying, so that strides and alignment, by which a
+    BLAS may choose its kernel, are the same wherever the keys came from."""
+    v = torch.zeros(rows, count, e + 1)
+    v[..., e] = 1.0
+    return torch.zeros(rows, count, d), v
 
 
-def _block(keys: Keys, index: int) -> Keys:
-    """Positions [index*KEYS, ...) of `keys`, fp32, zeros past the end: always a copy, so that strides and alignment,
-    by which a BLAS may choose its kernel, are the same wherever the keys came from."""
+def _cut(k: Tensor, v: Tensor) -> list[Block]:
+    """k and v of whole blocks, as blocks."""
+    return [Block(k[:, at : at + KEYS], v[:, at : at + KEYS]) for at in range(0, k.shape[1], KEYS)]
 
-    def take(x: Tensor) -> Tensor:
-        part = x[index * KEYS : (index + 1) * KEYS]
-        block = torch.zeros(KEYS, x.shape[1])
-        block[: len(part)] = part
-        return block
 
-    return take(keys[0]), take(keys[1])
+def _shared(*parts: tuple[Tensor, Tensor]) -> list[Block]:
+    """Keys [n, d] and values [n, e] that all rows share, one part after another, zeros past the end."""
+    count = _blocks(sum(len(k) for k, _ in parts)) * KEYS
+    k, v = _blank(1, count, parts[0][0].shape[1], parts[0][1].shape[1])
+    at = 0
+    for keys, values in parts:
+        k[0, at : at + len(keys)] = keys
+        v[0, at : at + len(keys), :-1] = values
+        at += len(keys)
+    return _cut(k, v)
+
+
+def _own(cached: tuple[Tensor, Tensor], tree: tuple[Tensor, Tensor], paths: list[list[int]]) -> list[Block]:
+    """For each path: the cached keys [n, d] and values [n, e], then those of the path's rows of `tree`."""
+    start, longest = len(cached[0]), max(map(len, paths))
+    k, v = _blank(len(paths), _blocks(start + longest) * KEYS, cached[0].shape[1], cached[1].shape[1])
+    nothing = len(tree[0])
+    rows = torch.tensor([path + [nothing] * (longest - len(path)) for path in paths])
+    k[:, :start], v[:, :start, :-1] = cached
+    for into, of in ((k, tree[0]), (v[..., :-1], tree[1])):
+        into[:, start : start + longest] = torch.cat([of, of.new_zeros(1, of.shape[1])])[rows]
+    return _cut(k, v)
 
 
 def _blocks(count: int) -> int:
@@ -70,7 +90,7 @@ def _attend(q: Tensor, blocks: list[Block], seen: Tensor, scale: float) -> tuple
     """q [rows, share, d] over `blocks`; seen [rows, blocks * KEYS]. The normalised sum [rows * share, e] and its
     log-sum-exp [rows * share]; 0 and -inf where nothing is seen."""
     rows, share, _ = q.shape
-    width = blocks[0].keys[0][1].shape[1]
+    width = blocks[0].v.shape[2] - 1
     scores = torch.cat([block.scores(q) for block in blocks], dim=1) * scale
     scores = scores.masked_fill(~seen.repeat_interleave(share, 0), -torch.inf)
     top = scores.amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
@@ -142,21 +162,13 @@ def attend_tree(
         start = int(length[sequence])
         whole = start // KEYS * KEYS
         paths = [[sequence * nodes + node for node in ancestors(bits[row])] for row in rows]
-        last = _blocks(start - whole + max(map(len, paths)))
         by_group: list[list[Block]] = []
         for group in range(k_cache.shape[2]):
-            cached = (k_cache[sequence, :start, group], v_cache[sequence, :start, group, :v_dim])
-            tails = [
-                (
-                    torch.cat([cached[0][whole:], k_tree[path, group]]),
-                    torch.cat([cached[1][whole:], v_tree[path, group, :v_dim]]),
-                )
-                for path in paths
-            ]
-            shared = [Block([_block(cached, i)]) for i in range(whole // KEYS)]
-            by_group.append(shared + [Block([_block(tail, i) for tail in tails]) for i in range(last)])
+            k, v = k_cache[sequence, :start, group], v_cache[sequence, :start, group, :v_dim]
+            tree = (k_tree[:, group], v_tree[:, group, :v_dim])
+            by_group.append(_shared((k[:whole], v[:whole])) + _own((k[whole:], v[whole:]), tree, paths))
         lengths = torch.tensor([start + len(path) for path in paths])
-        seen = torch.arange(whole + last * KEYS) < lengths[:, None]
+        seen = torch.arange(len(by_group[0]) * KEYS) < lengths[:, None]
         part[rows], lse[rows] = _partials(q[rows], by_group, seen, scale, v_dim, splits, k_cache.shape[1])
     return part, lse
 
@@ -171,10 +183,7 @@ def attend_causal(
         last = positions[rows].long()
         length = int(last.max()) + 1
         by_group = [
-            [
-                Block([_block((k_cache[sequence, :length, group], v_cache[sequence, :length, group, :v_dim]), i)])
-                for i in range(_blocks(length))
-            ]
+            _shared((k_cache[sequence, :length, group], v_cache[sequence, :length, group, :v_dim]))
             for group in range(k_cache.shape[2])
         ]
         seen = torch.arange(_blocks(length) * KEYS) <= last[:, None]
@@ -200,13 +209,13 @@ def attend_block(
         start = int(length[sequence])
         rows = slice(sequence * block, (sequence + 1) * block)
         count = _blocks(start + block)
-        by_group: list[list[Block]] = []
-        for group in range(k_cache.shape[2]):
-            keys = (
-                torch.cat([k_cache[sequence, :start, group], k_block[rows, group]]),
-                torch.cat([v_cache[sequence, :start, group], v_block[rows, group]]),
+        by_group = [
+            _shared(
+                (k_cache[sequence, :start, group], v_cache[sequence, :start, group]),
+                (k_block[rows, group], v_block[rows, group]),
             )
-            by_group.append([Block([_block(keys, i)]) for i in range(count)])
+            for group in range(k_cache.shape[2])
+        ]
         own = start + torch.arange(block)[:, None]
         key = torch.arange(count * KEYS)
         seen = (key <= own) if causal else (key < start + block).expand(block, -1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ddtree_compile.ir.graph import Op, TensorType
 from ddtree_compile.ir.ops.record import Facts, OpRecord, ShapeRule, same_as, table
-from ddtree_compile.ir.ops.rowwise import matmul, per_row, sigmoid
+from ddtree_compile.ir.ops.rowwise import matmul, matmul_each, per_row, sigmoid
 
 
 def embed(ids: Tensor, rows: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ def keep(x: Tensor) -> Tensor:
 
 def head_linear(x: Tensor, w: Tensor, *, transpose: bool = False) -> Tensor:
     """Each head by its own matrix: x [R, H, K] times w [H, N, K] transposed, or w [H, K, N] with `transpose`."""
-    each = [matmul(x[:, h], w[h].t() if transpose else w[h]) for h in range(w.shape[0])]
-    return torch.stack(each, dim=1)
+    by = w.float() if transpose else w.float().transpose(1, 2)
+    return matmul_each(x.transpose(0, 1), by).transpose(0, 1)
 
 
 def _linear_shape(op: Op) -> tuple[TensorType, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
 from ddtree_compile.ir.graph import Op, TensorType
 from ddtree_compile.ir.ops.record import Facts, OpRecord, table
-from ddtree_compile.ir.ops.rowwise import matmul, sigmoid
+from ddtree_compile.ir.ops.rowwise import ROWS, sigmoid
 
 
 def route(
@@ -36,13 +38,25 @@ def expert_linear(x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
 
     An id of -1 gives zeros.
     """
-    rows, count = ids.shape
-    out = torch.zeros(rows, count, w.shape[1])
-    for expert in ids.unique().tolist():
-        if expert < 0:
-            continue
-        row, slot = (ids == expert).nonzero(as_tuple=True)
-        out[row, slot] = matmul(x[row, slot] if x.dim() == 3 else x[row], w[expert])
+    flat = ids.flatten()
+    sizes = torch.bincount(flat + 1, minlength=w.shape[0] + 1).tolist()
+    order = flat.argsort(stable=True)[sizes[0] :]
+    used = [(expert, size) for expert, size in enumerate(sizes[1:]) if size]
+    starts = list(accumulate((-(-size // ROWS) * ROWS for _, size in used), initial=0))
+    # Where each routed row lies among blocks of `ROWS` rows, an expert's own beginning a new one.
+    places = torch.tensor([start + i for start, (_, size) in zip(starts, used, strict=False) for i in range(size)])
+    inputs = x.flatten(0, 1)[order] if x.dim() == 3 else x[order // ids.shape[1]]
+    blocks = torch.zeros(starts[-1], x.shape[-1])
+    made = torch.empty(starts[-1], w.shape[1])
+    out = torch.zeros(*ids.shape, w.shape[1])
+    if not used:
+        return out
+    blocks[places] = inputs.float()
+    for (expert, _), start, stop in zip(used, starts, starts[1:], strict=False):
+        by = w[expert].float().t()
+        for at in range(start, stop, ROWS):
+            torch.mm(blocks[at : at + ROWS], by, out=made[at : at + ROWS])
+    out.view(-1, w.shape[1])[order] = made[places]
     return out
 
 

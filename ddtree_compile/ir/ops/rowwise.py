@@ -24,6 +24,20 @@ def matmul(x: Tensor, w: Tensor) -> Tensor:
     return out[:rows]
 
 
+def matmul_each(x: Tensor, w: Tensor) -> Tensor:
+    """x [B, M, K] by matrices of their own, w fp32 [B, K, N]: fp32 [B, M, N], in the same calls as `matmul`'s."""
+    count, rows, _ = x.shape
+    padded = max(1, -(-rows // ROWS)) * ROWS
+    blocks = x.new_zeros(count, padded, x.shape[2], dtype=torch.float32)
+    blocks[:, :rows] = x
+    out = blocks.new_empty(count, padded, w.shape[2])
+    parts = (blocks.view(count, -1, ROWS, x.shape[2]), out.view(count, -1, ROWS, w.shape[2]))
+    for i in range(padded // ROWS):
+        for block, by, into in zip(parts[0][:, i].unbind(), w.unbind(), parts[1][:, i].unbind(), strict=True):
+            torch.mm(block, by, out=into)
+    return out[:, :rows]
+
+
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x)) in fp32. torch's own takes another path for the elements that do not fill a vector, so that an
     element's bits would depend on its place; its `exp` does not."""
