@@ -40,7 +40,7 @@ class TargetConfig:
     routed_scaling_factor: float = 2.5
     rms_norm_eps: float = 1e-6
     rope_theta: float = 50000.0
-    max_position_embeddings: int = 2048
+    max_position_embeddings: int = 4096
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def main() -> None:
     args.model.mkdir(parents=True, exist_ok=True)
     if not (args.model / "tokenizer.json").exists():
         train(documents).save(str(args.model / "tokenizer.json"))
-        write_config(args.model, 2048)
+        write_config(args.model, 4096)
     if not (args.corpus / "dialogues.json").exists():
         (args.corpus / "dialogues.json").write_text(json.dumps(dialogues(documents, DIALOGUES)))
     if args.encode:
