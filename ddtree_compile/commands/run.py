@@ -125,7 +125,6 @@ class Job:
 
 def _run(job: Job, params: SamplingParams) -> bool:
     """Generate once; was it interrupted."""
-    _echo(job)
     generation, seconds = _generate(job, params, _print_text(job))
     if job.as_json:
         sequences = [show_run.sequence_json(generation, job.prompt.tokenizer)]
@@ -142,12 +141,12 @@ def _compare(job: Job, params: SamplingParams) -> bool:
     warm_up = replace(params, max_new_tokens=min(WARM_UP, params.max_new_tokens))
     for changes in modes.values():
         job.engine.generate([job.prompt.token_ids[:1]], replace(warm_up, **changes))
-    _echo(job)
     runs: list[show_run.Run] = []
     for name, changes in modes.items():
         say = _print_text(job) if not runs else _silent
-        with _working(f"{name} ...", shown=bool(runs)):
-            generation, seconds = _generate(job, replace(params, **changes), say)
+        silent = job.as_json or bool(runs)
+        with _working(f"{name} ...", shown=silent):
+            generation, seconds = _generate(job, replace(params, **changes), say, bar=not silent)
         runs.append(show_run.Run(name, generation, seconds))
         if generation.finish_reason == "cancelled":
             break
@@ -160,14 +159,16 @@ def _compare(job: Job, params: SamplingParams) -> bool:
 
 
 def _generate(
-    job: Job, params: SamplingParams, say: Callable[[tuple[int, ...], bool], None]
+    job: Job, params: SamplingParams, say: Callable[[tuple[int, ...], bool], None], *, bar: bool = True
 ) -> tuple[Generation, dict[str, float]]:
     """The finished sequence and where its seconds went; `say(tokens, last)` is called with every round's."""
-    bar = _Bar(f"prompt of {len(job.prompt.token_ids)} tokens", MofNCompleteColumn())
-    stream = job.engine.stream([job.prompt.token_ids], params, bar.move)
+    reading = _Bar(f"prompt of {len(job.prompt.token_ids)} tokens", MofNCompleteColumn(), shown=bar)
+    stream = job.engine.stream([job.prompt.token_ids], params, reading.move)
     with _cancel_on_interrupt(stream.cancel):
-        with bar:
+        with reading:
             piece = next(stream)
+        if say is not _silent:
+            _echo(job)
         while piece.generation is None:
             say(piece.token_ids, False)
             piece = next(stream)
@@ -209,12 +210,12 @@ def _load(spec: CompileSpec, device: Device) -> Generator[Engine]:
 class _Bar:
     """A bar on a terminal's stderr that leaves no trace; `move(done, total)` moves it."""
 
-    def __init__(self, title: str, counts: DownloadColumn | MofNCompleteColumn) -> None:
+    def __init__(self, title: str, counts: DownloadColumn | MofNCompleteColumn, *, shown: bool = True) -> None:
         to = _stderr()
         self._title = title
         self._bars = Progress(
             TextColumn("{task.description}"), BarColumn(), counts, console=to, transient=True, redirect_stdout=False,
-            disable=not to.is_terminal,
+            disable=not (shown and to.is_terminal),
         )  # fmt: skip
         self._task = self._bars.add_task(title, total=None)
 
