@@ -72,7 +72,7 @@ class Talk:
         self.seed += 1
         hot = self.rng.choice([{}, {"temperature": 0.6}, {"temperature": 1.2, "top_k": 9, "top_p": 0.9, "min_p": 0.02}])
         return SamplingParams(
-            seed=self.seed, max_new_tokens=self.rng.randint(1, 12), speculate=self.rng.random() < 0.7,
+            seed=self.seed, max_new_tokens=self.rng.randint(1, 12), speculate=self.rng.random() < 0.5,
             bucket=self.rng.choice([6, 30, 30]), shape=self.rng.choice(["tree", "tree", "chain"]), **hot,
         )  # fmt: skip
 
@@ -117,10 +117,11 @@ def test_twenty_turns(lab, family, sequences):
         talk.turn(sequences)
     talk.engine.close()
     assert talk.cached > 200
-    assert talk.accepted > 20
+    assert talk.accepted > 5
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(10, 22))
 @pytest.mark.parametrize("family", ["kimi", "qwen3"])
 def test_many_turns(lab, family, seed):
@@ -180,8 +181,13 @@ def test_a_drafter_reuses_no_more_than_it_has_seen(lab):
     with engine:
         (plain,) = engine.generate([[1, 2, 3, 4]], SamplingParams(max_new_tokens=10, speculate=False))
         prompt = [*plain.context, 5]
-        assert resident(engine, prompt) == 4
+        (warm,) = engine.generate([prompt], SamplingParams(max_new_tokens=12, bucket=30))
+        assert warm.cached_tokens == 4
         assert resident(engine, prompt, speculate=False) == len(prompt) - 1
+    engine, _ = lab("kimi", 1).watched()
+    with engine:
+        (cold,) = engine.generate([prompt], SamplingParams(max_new_tokens=12, bucket=30))
+    assert warm.accept_lengths == cold.accept_lengths
 
 
 def test_claims():
