@@ -11,7 +11,7 @@ from typing import Final
 from ddtree_compile.errors import CheckpointError
 from ddtree_compile.ir.boxes import Box, cut_box, overlap, through_view, volume, whole
 from ddtree_compile.ir.weights import Cat, Cut, Int4, Random, Recipe, Stack, Take, View, Weight, leaves
-from ddtree_compile.runtime.recipe_shapes import Checkpoints, fill, shape_of
+from ddtree_compile.runtime.recipe_shapes import Checkpoints, check_shape, fill, shape_of
 
 # Tensors that some checkpoints carry and no model needs: inverse frequencies follow from the config.
 KNOWN_SKIPS: Final = ("*.rotary_emb.inv_freq",)
@@ -36,9 +36,14 @@ def check_consumed(weights: Iterable[Weight], checkpoints: Checkpoints, skip: It
     missing = sorted(wanted - present)
     if missing or extra:
         found = [f"{word} {_some(names)}" for word, names in (("missing:", missing), ("not used:", extra)) if names]
-        raise CheckpointError(f"the checkpoint does not fit its config; {'; '.join(found)}")
+        which = (missing or extra)[0].partition(":")[0]
+        at = f"{checkpoints[which].directory}: " if which in checkpoints else ""
+        raise CheckpointError(
+            f"{at}the checkpoint does not fit its config; {'; '.join(found)}; fetch both whole, from one revision"
+        )
     pieces: _Pieces = defaultdict(list)
     for weight in weights:
+        check_shape(weight, checkpoints)
         _collect(weight.recipe, whole(shape_of(weight.recipe, checkpoints)), checkpoints, pieces)
     for leaf, parts in pieces.items():
         _check_partition(leaf, shape_of(leaf, checkpoints), parts)

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from ddtree_compile.errors import CheckpointError
-from ddtree_compile.ir.weights import Cat, Cut, Int4, Random, Recipe, Stack, Take, View, leaves
+from ddtree_compile.ir.weights import Cat, Cut, Int4, Random, Recipe, Stack, Take, View, Weight, leaves
 from ddtree_compile.runtime.checkpoint import Checkpoint
 
 Checkpoints = Mapping[str, Checkpoint]
@@ -30,8 +30,8 @@ def shape_of(recipe: Recipe, checkpoints: Checkpoints) -> tuple[int, ...]:
             return recipe.shape
         case View(of, shape):
             inner = shape_of(of, checkpoints)
-            if math.prod(inner) != math.prod(shape):
-                raise _misfit(recipe, inner, f"the size of {list(shape)}")
+            if math.prod(inner) != math.prod(shape) or inner[-1:] != shape[-1:]:  # a view parts or joins rows
+                raise _misfit(recipe, inner, f"the size of {list(shape)}, with rows as long")
             return shape
         case Cut(of, dim, start, stop):
             inner = shape_of(of, checkpoints)
@@ -39,13 +39,7 @@ def shape_of(recipe: Recipe, checkpoints: Checkpoints) -> tuple[int, ...]:
                 raise _misfit(recipe, inner, f"{start}:{stop} within dimension {dim}")
             return tuple(stop - start if d == dim % len(inner) else size for d, size in enumerate(inner))
         case Cat(parts, dim):
-            shapes = [shape_of(part, checkpoints) for part in parts]
-            dim %= len(shapes[0])
-            total = sum(shape[dim] for shape in shapes if len(shape) > dim)
-            for part, shape in zip(parts, shapes, strict=True):
-                if _without(shape, dim) != _without(shapes[0], dim):
-                    raise _misfit(part, shape, f"{list(shapes[0])} but for dimension {dim}")
-            return (*shapes[0][:dim], total, *shapes[0][dim + 1 :])
+            return _joined(parts, [shape_of(part, checkpoints) for part in parts], dim)
         case Stack(of, count):
             first = shape_of(fill(of, 0), checkpoints)
             for index in range(1, count):
@@ -54,6 +48,28 @@ def shape_of(recipe: Recipe, checkpoints: Checkpoints) -> tuple[int, ...]:
                 if shape != first:
                     raise _misfit(part, shape, f"{list(first)} as its neighbours")
             return (count, *first)
+
+
+def _joined(parts: tuple[Recipe, ...], shapes: list[tuple[int, ...]], dim: int) -> tuple[int, ...]:
+    """The shape of `parts` joined along `dim`."""
+    first = shapes[0]
+    if not -len(first) <= dim < len(first):
+        raise _misfit(parts[0], first, f"a dimension {dim} to join along")
+    dim %= len(first)
+    for part, shape in zip(parts, shapes, strict=True):
+        if len(shape) != len(first) or _without(shape, dim) != _without(first, dim):
+            raise _misfit(part, shape, f"{list(first)} but for dimension {dim}")
+    return (*first[:dim], sum(shape[dim] for shape in shapes), *first[dim + 1 :])
+
+
+def check_shape(weight: Weight, checkpoints: Checkpoints) -> None:
+    """CheckpointError when a weight's recipe makes another shape than its value has."""
+    expected, found = weight.value.shape, shape_of(weight.recipe, checkpoints)
+    if found != expected:
+        tensor = first_tensor(weight.recipe)
+        raise CheckpointError(
+            f"weight {weight.value.name}: {tensor} gives shape {list(found)}, expected {list(expected)}"
+        )
 
 
 def int4_shape(recipe: Int4, checkpoints: Checkpoints) -> tuple[int, int]:
@@ -65,6 +81,8 @@ def int4_shape(recipe: Int4, checkpoints: Checkpoints) -> tuple[int, int]:
     expected = (words[0], words[1] * NIBBLES // recipe.group)
     if scales_dtype not in _SCALES or scales != expected:
         raise CheckpointError(f"{scale} is {scales_dtype} {list(scales)}, expected torch.bfloat16 {list(expected)}")
+    if words[1] * NIBBLES % recipe.group:
+        raise CheckpointError(f"{packed} is {list(words)}: {words[1] * NIBBLES} codes are no groups of {recipe.group}")
     return words[0], scales[1] * recipe.group
 
 

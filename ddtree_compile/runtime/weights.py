@@ -19,7 +19,7 @@ from ddtree_compile.ir.quantised import Quantised
 from ddtree_compile.ir.weights import Cat, Cut, Int4, Random, Recipe, Stack, Take, View, Weight
 from ddtree_compile.runtime.consumed import check_consumed
 from ddtree_compile.runtime.random_weights import random_box
-from ddtree_compile.runtime.recipe_shapes import NIBBLES, Checkpoints, fill, find, first_tensor, int4_shape, shape_of
+from ddtree_compile.runtime.recipe_shapes import NIBBLES, Checkpoints, check_shape, fill, find, int4_shape, shape_of
 from ddtree_compile.runtime.threads import threads_for
 
 __all__ = ["check_consumed", "evaluate", "load_weight", "load_weights", "shape_of"]
@@ -67,11 +67,8 @@ def load_weights(
 
 def load_weight(weight: Weight, checkpoints: Checkpoints, device: torch.device | str = "cpu") -> Parts:
     """One weight's parts, laid out. CheckpointError when its recipe makes another shape than its value has."""
-    shape, dtype = weight.value.shape, weight.value.dtype
-    found = shape_of(weight.recipe, checkpoints)
-    if found != shape:
-        tensor = first_tensor(weight.recipe)
-        raise CheckpointError(f"weight {weight.value.name}: {tensor} gives shape {list(found)}, expected {list(shape)}")
+    dtype = weight.value.dtype
+    check_shape(weight, checkpoints)
     with threads_for(weight.value.type.numel):
         made = evaluate(weight.recipe, checkpoints, dtype, device)
         if isinstance(made, Quantised) and weight.layout == "rows":

@@ -245,8 +245,9 @@ def test_extra_and_missing_tensors_are_named(checkpoints):
     with pytest.raises(CheckpointError) as caught:
         check_consumed([*ALL[1:4], _weight("x", (1,), Take("target:gone"))], checkpoints)
     assert str(caught.value) == (
-        "the checkpoint does not fit its config; missing: target:gone; not used: target:bias, target:counts, "
-        "target:dense.0, target:dense.1, target:dense.2 and 10 more"
+        f"{checkpoints['target'].directory}: the checkpoint does not fit its config; missing: target:gone; not used: "
+        "target:bias, target:counts, target:dense.0, target:dense.1, target:dense.2 and 10 more; fetch both whole, "
+        "from one revision"
     )
 
 
