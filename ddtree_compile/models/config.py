@@ -87,7 +87,7 @@ def load_config(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: no such file; a model directory needs a config.json") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{path}: is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise SpecError(f"{path}: holds a {type(config).__name__}, not a JSON object")

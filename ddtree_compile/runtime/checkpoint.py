@@ -120,7 +120,7 @@ def _read_index(directory: Path) -> dict[str, str] | None:
         index = json.loads(path.read_text(encoding="utf-8"))
         shards = index["weight_map"]
         valid = all(isinstance(shard, str) and Path(shard).name == shard for shard in shards.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not an index with a weight_map ({error})") from None
     if not valid:
         raise CheckpointError(f"{path}: weight_map holds something other than file names of its own directory")
@@ -160,7 +160,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     try:
         header = json.loads(text, object_pairs_hook=_no_duplicates)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its header is broken ({error})") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: its header is broken (not a JSON object)")
