@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from ddtree_compile.errors import SpecError
 from ddtree_compile.ir.graph import Attr, Graph, Op, Space, TensorType, Value
 from ddtree_compile.ir.layouts import GROUP
 from ddtree_compile.ir.ops import OPS
@@ -33,6 +34,11 @@ class Source:
         if self.quantisation is None or not covers(self.quantisation, module):
             return self.dense(f"{module}.weight", shape), "rows"
         group = self.quantisation.group
+        if shape[-1] % group:
+            raise SpecError(
+                f"{self.owner}: config.json: group_size = {group} of its quantization_config does not divide the "
+                f"{shape[-1]} inputs of {module}; correct it, or use a checkpoint that is not quantised"
+            )
         recipe = Int4(f"{self.owner}:{module}", group) if self.seed is None else self.dense(f"{module}.weight", shape)
         return recipe, "int4_block256" if group == GROUP else "rows"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ddtree_compile.errors import SpecError
-from ddtree_compile.models.config_fields import Fields, check_architecture, read_dtype
+from ddtree_compile.models.config_fields import Fields, check_architecture, read_dtype, read_layers
 from ddtree_compile.models.config_qwen3 import FULL, SLIDING, layer_kinds, read_heads
 from ddtree_compile.models.config_rope import read_rope
 from ddtree_compile.models.config_types import DFlashConfig, TargetConfig
@@ -64,7 +64,7 @@ def drafter_from(
     hidden, heads, kv_heads, head_dim = read_heads(fields)
     if hidden != target.hidden:
         raise fields.fail("hidden_size", f"differs from the target's, {target.hidden}; they share embedding and head")
-    layers = fields.integer("num_hidden_layers")
+    layers = read_layers(fields)
     kinds, windows = _attention(fields, nested, layers, window)
     max_positions = fields.integer("max_position_embeddings", target.max_positions)
     rope, _ = read_rope(fields, head_dim, max_positions, interleaved=False, amplitude=rope_amplitude)

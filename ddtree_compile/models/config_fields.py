@@ -31,6 +31,9 @@ DTYPES: Final = {"bfloat16": "bf16", "float32": "f32"}
 
 _REQUIRED: Final = object()
 
+MOST_LAYERS: Final = 1000
+LARGEST: Final = (1 << 31) - 1  # of any size; a mistake of hand beyond it would overflow shapes
+
 
 class Fields:
     """One JSON object being read. `where` names it in errors."""
@@ -67,6 +70,8 @@ class Fields:
             raise self.fail(key, "is not a whole number")
         if value < low or (high is not None and value > high):
             raise self.fail(key, f"is out of range (from {low}{'' if high is None else f' to {high}'})")
+        if value > LARGEST:
+            raise self.fail(key, f"is out of range (at most {LARGEST})")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
@@ -125,6 +130,14 @@ class Fields:
                 continue
             if not _is_off(self.values[key]):
                 raise self.fail(key, "is a key this version does not know; it may change the model, so it is refused")
+
+
+def read_layers(fields: Fields) -> int:
+    """`num_hidden_layers`, each of which is built."""
+    layers = fields.integer("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise fields.fail("num_hidden_layers", f"is out of range (from 1 to {MOST_LAYERS})")
+    return layers
 
 
 def read_dtype(*levels: Fields, default: str | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddtree_compile.models.config_fields import Fields, check_architecture, read_dtype
+from ddtree_compile.models.config_fields import Fields, check_architecture, read_dtype, read_layers
 from ddtree_compile.models.config_quant import read_quantisation
 from ddtree_compile.models.config_rope import read_rope
 from ddtree_compile.models.config_types import KimiConfig
@@ -65,7 +65,7 @@ def _read(text: Fields, levels: tuple[Fields, ...], *, prefix: str, head: str, s
     text.only("qk_head_dim", (nope + rope_dim,))
     max_positions = text.integer("max_position_embeddings")
     rope, scale = read_rope(text, rope_dim, max_positions, interleaved=text.boolean("rope_interleave", True))
-    layers, experts = text.integer("num_hidden_layers"), text.integer("n_routed_experts")
+    layers, experts = read_layers(text), text.integer("n_routed_experts")
     tied = _tied(levels)
     quantisation, fp8 = read_quantisation(*levels)
     record = KimiConfig(

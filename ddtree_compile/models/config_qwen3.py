@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddtree_compile.models.config_fields import Fields, check_architecture, read_dtype
+from ddtree_compile.models.config_fields import Fields, check_architecture, read_dtype, read_layers
 from ddtree_compile.models.config_quant import read_quantisation
 from ddtree_compile.models.config_rope import read_rope
 from ddtree_compile.models.config_types import Qwen3Config
@@ -23,7 +23,7 @@ def qwen3_from(config: Mapping[str, Any], where: str) -> Qwen3Config:
     for key in ("attention_bias", "mlp_bias"):
         fields.only(key, (False,))
     fields.only("hidden_act", ("silu",))
-    layers = fields.integer("num_hidden_layers")
+    layers = read_layers(fields)
     kinds = layer_kinds(fields, layers)
     if SLIDING in kinds:
         key = "layer_types" if fields.has("layer_types") else "use_sliding_window"
