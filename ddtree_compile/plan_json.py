@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -25,6 +25,7 @@ from ddtree_compile.spec import CompileSpec
 
 # Keys in the order of the file, and how many levels below each are spread over lines
 LEVELS = {"format": 0, "spec": 1, "model": 1, "arena": 0, "spaces": 3, "weights": 3, "segments": 3, "report": 2}
+MOST_LAYERS = 10_000  # of a block of weights
 _weight_layer = re.compile(r"(target|drafter)\.l(\d{2,})\.").match
 _value_layer = re.compile(r"([a-z]\d{2,})\.").match
 _type = re.compile(r"([a-z]\w*)\[((?:\d+(?:,\d+)*)?)\]", re.ASCII).fullmatch
@@ -200,7 +201,10 @@ def _segment(item: Mapping[str, Any], at: str) -> Segment:
 
 def _layout(item: Mapping[str, Any], at: str) -> Layout:
     places: dict[str, Place] = {}
-    for name, (offset, type_) in _dict(item, "places", at).items():
+    for name, place in _dict(item, "places", at).items():
+        if not isinstance(place, list) or len(place) != 2:
+            raise TypeError(f"{at}.places: {name} must be an offset and a type")
+        offset, type_ = place
         places[name] = Place(_whole(offset, f"{at}.places: {name}"), _tensor_type(type_, f"{at}.places: {name}"))
     return Layout(_int(item, "size", at), places)
 
@@ -208,16 +212,30 @@ def _layout(item: Mapping[str, Any], at: str) -> Layout:
 def _weights(data: Mapping[str, Any]) -> Iterator[Weight]:
     for i, block in enumerate(_list(data, "weights")):
         at = f"weights[{i}]"
-        layers = block["layers"]
         rows = json.dumps(_list(block, "weights", at))
-        for layer in [None] if layers is None else range(layers[0], layers[1] + 1):
+        for layer in _layers(block, at):
             text = rows if layer is None else rows.replace(".l{l}.", f".l{layer:02d}.").replace("{l}", str(layer))
             yield from (_weight(row, at) for row in json.loads(text))
 
 
-def _weight(row: Mapping[str, Any], at: str) -> Weight:
+def _layers(block: Mapping[str, Any], at: str) -> Iterable[int | None]:
+    """The layers that a block stands for; None alone where it stands for no layer."""
+    match block:
+        case {"layers": None}:
+            return (None,)
+        case {"layers": [int(first), int(last)]} if 0 <= first <= last < MOST_LAYERS:
+            return range(first, last + 1)
+        case _:
+            raise ValueError(f"{at}.layers must be the first and the last layer, or null")
+
+
+def _weight(row: Any, at: str) -> Weight:
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        raise TypeError(f"{at} holds something that is no weight with a name")
+    if missing := [key for key in ("type", "layout", "split", "recipe") if key not in row]:
+        raise KeyError(f"{at}: {missing[0]} of {row['name']}")
     value = Value(row["name"], _tensor_type(row["type"], at), Space.WEIGHT)
-    if row["layout"] not in LAYOUTS:
+    if str(row["layout"]) not in LAYOUTS:
         raise ValueError(f"{at}: {value.name} has an unknown layout {row['layout']!r}")
     split = row["split"]
     if split is not None and split not in range(len(value.shape)):
