@@ -67,14 +67,14 @@ def inspect(
         for flag, given in (("--after", after), ("--diff", diff), ("--arena", arena), ("--svg", svg)):
             if given:
                 raise SpecError(f"{flag} needs --segment: run without it to see their names")
+        _refuse_override(spec, target, drafter)
         rows = [_row(each) for each in _all(spec, target, drafter)]
         print_json(rows) if as_json else console().print(_list(rows))
         return
     if is_plan(spec):
         if after or diff:
             raise SpecError(f"{spec}: a plan holds no graph before its last pass; name the spec for --after and --diff")
-        if target or drafter:
-            raise SpecError(f"{spec}: is compiled already; --target and --drafter go with a spec")
+        _refuse_override(spec, target, drafter)
         history = History((), _named({each.name: each for each in read_plan(spec).segments}, segment))
     else:
         history = _compile_one(spec_of(spec, target, drafter), segment)
@@ -132,6 +132,11 @@ class History:
             for step, before, after, text in self.diffs(name)
         ]
         return "".join(parts)
+
+
+def _refuse_override(path: Path, target: Path | None, drafter: Path | None) -> None:
+    if is_plan(path) and (target or drafter):
+        raise SpecError(f"{path}: is compiled already; --target and --drafter go with a spec")
 
 
 def _all(path: Path, target: Path | None, drafter: Path | None) -> tuple[Segment, ...]:

@@ -70,9 +70,9 @@ def print_json(data: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary name beside it, then renamed."""
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         raise SpecError(f"{path}: is a directory; name a file to write")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):  # noqa: PTH112 - same
         raise SpecError(f"{path}: its directory {path.parent} does not exist; create it first")
     temporary = None
     try:

@@ -75,10 +75,22 @@ class Prompt:
 
 def read_prompt(asked: Asked, spec: CompileSpec) -> Prompt:
     """The prompt in the target's tokens. PromptError or CheckpointError, one line, when there is no way to it."""
+    asked.check()
+    prompt = _encode(asked, spec)
+    count, slots = len(prompt.token_ids), spec.cache.max_seq_len
+    if not count:
+        raise PromptError("the prompt is empty: give at least one token, or no prompt for the default one")
+    if count > slots:
+        raise PromptError(
+            f"the prompt has {count} tokens, but the cache holds {slots}: shorten it, or raise cache.max_seq_len"
+        )
+    return prompt
+
+
+def _encode(asked: Asked, spec: CompileSpec) -> Prompt:
     from ddtree_compile.models.config import load_config
     from ddtree_compile.text import load_defaults, load_tokenizer
 
-    asked.check()
     directory = spec.target_dir
     config = load_config(directory / "config.json")
     tokenizer = load_tokenizer(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -177,7 +178,7 @@ def _generate(
 
 
 def _read(path: Path | None, target: Path | None, drafter: Path | None) -> CompileSpec:
-    if path is not None and path.is_dir():
+    if path is not None and os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         raise SpecError(f"{path}: is a directory; bundles come with a later version: name a spec's TOML file")
     return spec_of(embedded_spec() if path is None else path, target, drafter)
 

@@ -186,7 +186,7 @@ def test_a_full_cache_is_a_reason(capsys, wordless):
 BAD = [
     (["--prompt", "a", "--prompt-file", "b"], 2, "--prompt and --prompt-file"),
     (["--prompt", "a", "--token-ids", "1"], 2, "--prompt and --token-ids"),
-    (["--prompt", ""], 2, "prompt 0 is empty"),
+    (["--prompt", ""], 2, "the prompt is empty"),
     (["--token-ids", "1,x"], 2, "holds 'x'"),
     (["--token-ids", "1,-2"], 2, "holds '-2'"),
     (["--token-ids", ","], 2, "--token-ids is empty"),
