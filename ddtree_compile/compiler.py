@@ -32,8 +32,8 @@ def read_models(spec: CompileSpec) -> Models:
     target = read_target(spec.target_dir)
     if spec.cache.max_seq_len > target.max_positions:
         raise SpecError(
-            f"cache.max_seq_len = {spec.cache.max_seq_len}, but the target is made for {target.max_positions} positions "
-            f"({spec.target_dir / 'config.json'}: max_position_embeddings): choose at most that"
+            f"cache.max_seq_len = {spec.cache.max_seq_len}, but the target is made for {target.max_positions} positions"
+            f" ({spec.target_dir / 'config.json'}: max_position_embeddings): choose at most that"
         )
     drafter = read_drafter(
         spec.drafter_dir, target, rope_amplitude=spec.drafter.rope_attention_factor, window=spec.drafter.window
