@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -55,15 +57,20 @@ for _name, _command in COMMANDS:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command line (default: the process's) and give its exit code."""
+    _open_closed()
     try:
         return _run(args)
     except DdtreeError as error:
         return _failed(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains while it leaves
+    except (BrokenPipeError, SystemExit):  # rich and typer make SystemExit of a closed pipe
+        _drop_output()
         return 0
+    except OSError as error:  # a full disk behind stdout, say: files that a user named have errors of their own
+        _drop_output()
+        where = "output" if error.filename is None else error.filename
+        return _failed(f"{where}: cannot be read or written: {error.strerror}", DdtreeError.exit_code)
 
 
 def _run(args: Sequence[str] | None) -> int:
@@ -78,6 +85,19 @@ def _run(args: Sequence[str] | None) -> int:
     if code == INTERRUPTED:  # typer makes this of a KeyboardInterrupt itself
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
+
+
+def _open_closed() -> None:
+    """Python has None for a stream that the shell closed (`>&-`); what reads or writes it finds an empty file."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
+
+
+def _drop_output() -> None:
+    """Let what is still to be written vanish, or Python complains while it leaves."""
+    with suppress(OSError):  # a stdout that is no file has nothing to complain about
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(message: str, code: int) -> int:

@@ -152,7 +152,7 @@ def test_a_closed_pipe_is_quiet(spec: Path) -> None:
     """`ddtree-compile inspect SPEC --segment S | head -1` must not end in a traceback."""
     command = f"{sys.executable} -m ddtree_compile.cli inspect {spec} --segment 'prefill[8]' --diff | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("== absorb")
 
 
