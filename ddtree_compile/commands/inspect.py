@@ -19,6 +19,7 @@ from ddtree_compile.commands.options import (
     SpecOrPlan,
     TargetDir,
     Version,
+    check_out,
     console,
     print_json,
     write_text,
@@ -71,6 +72,8 @@ def inspect(
         rows = [_row(each) for each in _all(spec, target, drafter)]
         print_json(rows) if as_json else console().print(_list(rows))
         return
+    if svg is not None:
+        check_out(svg, spec)
     if is_plan(spec):
         if after or diff:
             raise SpecError(f"{spec}: a plan holds no graph before its last pass; name the spec for --after and --diff")

@@ -68,14 +68,25 @@ def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def check_out(path: Path, read: Path) -> None:
+    """SpecError when `path`, to be written, is the file that the command read."""
+    if os.path.realpath(path) == os.path.realpath(read):
+        raise SpecError(f"{path}: is the file that is read; name another one to write")
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: to a temporary name beside it, then renamed."""
+    """Write a file whole or not at all: to a temporary name beside it, then renamed. A link keeps leading to its file;
+    a device or a pipe is written as it is."""
     if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         raise SpecError(f"{path}: is a directory; name a file to write")
     if not os.path.isdir(path.parent):  # noqa: PTH112 - same
         raise SpecError(f"{path}: its directory {path.parent} does not exist; create it first")
+    path = Path(os.path.realpath(path))
     temporary = None
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -18,6 +18,7 @@ from ddtree_compile.commands.options import (
     SpecPath,
     TargetDir,
     Version,
+    check_out,
     console,
     print_json,
     write_text,
@@ -49,6 +50,8 @@ def plan(
     Needs the models' configs only: no checkpoint, no GPU.
     """
     read = spec_of(spec, target, drafter)
+    if out is not None:
+        check_out(out, spec)
     from ddtree_compile.compiler import compile_spec
     from ddtree_compile.plan_json import to_json
 

@@ -92,6 +92,8 @@ FLAGS = [
     _case("out: a name too long", "plan {root}/spec.toml -o {root}/" + "a" * 300, 3,
          "cannot be written: File name too long"),
     _case("out: no name", "plan {root}/spec.toml -o ", 2, "name a file to write"),
+    _case("out: the spec itself", "plan {root}/spec.toml -o {root}/target/../spec.toml", 2, "is the file that is read"),
+    _case("svg: the plan itself", "inspect {root}/plan.json --segment tree --svg {root}/plan.json", 2, "is the file"),
     _case("an unknown segment", "inspect {root}/spec.toml --segment verify[4]", 2,
          r"--segment verify\[4\]: no such segment .*did you mean"),
     _case("an unknown pass", "inspect {root}/spec.toml --segment tree --after shake", 2,

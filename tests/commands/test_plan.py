@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,23 @@ def test_out_writes_the_plan_and_only_that(spec: Path, tmp_path: Path, capsys: p
     before = out.read_bytes()
     assert main(["plan", str(spec), "-o", str(out), "--json"]) == 0
     assert out.read_bytes() == before
+
+
+def test_out_may_be_a_link_or_a_pipe(spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Renaming a file onto /dev/null put a plain file in its place, on a machine where root ran it."""
+    (tmp_path / "link.json").symlink_to("real.json")
+    assert main(["plan", str(spec), "-o", str(tmp_path / "link.json"), "--json"]) == 0
+    assert (tmp_path / "link.json").is_symlink()
+    text = (tmp_path / "real.json").read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    assert main(["plan", str(spec), "-o", str(pipe), "--json"]) == 0
+    reader.join()
+    assert found == [text]
+    assert pipe.is_fifo()
 
 
 def test_other_model_directories(spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
