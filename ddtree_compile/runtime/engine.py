@@ -5,6 +5,7 @@ A round is the plan's segments in order; the host writes STATE before the first,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ddtree_compile.runtime.sequences import Residents, Slot
 from ddtree_compile.runtime.stream import Progress, Request, Stream
 
 MAX_STOPS = 16
+GIB = 1 << 30
 
 
 class Executor(Protocol):
@@ -272,6 +274,12 @@ def _refuse_unrunnable(plan: Plan) -> None:
     if ranks > 1:
         raise SpecError(
             f"machine.tensor_parallel = {ranks}: a group can be planned, but this version runs one rank; set 1"
+        )
+    needed, present = plan.report["memory"]["total"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > present:
+        raise DeviceError(
+            f"the plan needs {needed / GIB:.1f} GiB, and this machine has {present / GIB:.1f}: choose a smaller model, "
+            f"or fewer or shorter sequences"
         )
     dtype = plan.spec["cache"]["dtype"]
     if dtype not in ("auto", plan.model["dtype"]):
