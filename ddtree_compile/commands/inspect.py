@@ -72,6 +72,8 @@ def inspect(
         rows = [_row(each) for each in _all(spec, target, drafter)]
         print_json(rows) if as_json else console().print(_list(rows))
         return
+    if arena and (after or diff):
+        raise SpecError("--arena is of the finished segment: leave --after and --diff out")
     if svg is not None:
         check_out(svg, spec)
     if is_plan(spec):

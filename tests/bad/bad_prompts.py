@@ -100,6 +100,7 @@ FLAGS = [
          "--after shake: no such pass; there are logical"),
     _case("a pass of no segment", "inspect {root}/spec.toml --after fuse", 2, "--after needs --segment"),
     _case("a diff of no segment", "inspect {root}/spec.toml --diff", 2, "--diff needs --segment"),
+    _case("a drawing and a diff", "inspect {root}/spec.toml --segment tree --arena --diff", 2, "leave --after"),
     _case("a picture of no segment", "inspect {root}/spec.toml --svg {root}/a.svg", 2, "--svg needs --segment"),
     _case("a picture nowhere", "inspect {root}/spec.toml --segment tree --svg {root}/no/a.svg", 2,
          "does not exist; create it"),
