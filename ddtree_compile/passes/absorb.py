@@ -2,13 +2,15 @@
 
     q . (W_uk c) = (W_uk^T q) . c        sum p (W_uv c) = W_uv (sum p c)
 
-Few rows then read a cache of 576 values a token instead of unfolding every key. A prefill chunk of `UNFOLD_ROWS` rows
-or more keeps the definition: unfolding costs rows-independent work and makes the scores three times cheaper. The pass
-changes the order of rounding, so it is one of the lossy ones.
+Few rows then read a cache of 576 values a token instead of unfolding every key. On a GPU a prefill chunk of
+`UNFOLD_ROWS` rows or more keeps the definition: unfolding costs rows-independent work and makes the scores three times
+cheaper. On a CPU every segment is absorbed, since there a prompt's bits must not depend on how it was cut into chunks.
+The pass changes the order of rounding, so it is one of the lossy ones.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from ddtree_compile.ir.graph import Attr, Graph, Op, Value
@@ -19,11 +21,12 @@ UNFOLD_ROWS = 512
 
 
 def absorb(graph: Graph, spec: CompileSpec) -> Graph:
-    """Replace each MLA op that has fewer than `UNFOLD_ROWS` rows of a chunk, or tree rows."""
+    """Replace each MLA op, but for long chunks on a GPU."""
+    limit = math.inf if spec.machine.gpu == "cpu" else UNFOLD_ROWS
     made_by = {out.name: op for op in graph.ops for out in op.outs}
     ops: list[Op] = []
     for op in graph.ops:
-        if op.kind == "mla_tree" or (op.kind == "mla_causal" and op.args[0].shape[0] < UNFOLD_ROWS):
+        if op.kind == "mla_tree" or (op.kind == "mla_causal" and op.args[0].shape[0] < limit):
             ops += _absorbed(op, made_by)
         else:
             ops.append(op)

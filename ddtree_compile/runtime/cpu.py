@@ -18,6 +18,8 @@ from ddtree_compile.ir.layouts import LAYOUTS, Parts
 from ddtree_compile.plan import Plan
 from ddtree_compile.runtime.threads import threads_for
 
+FIRST = ("draft", "plain", "prefill")  # segments that begin a round
+
 
 class CpuExecutor:
     """Memory of all spaces and the bound steps of each segment. `weights`: packed parts by weight name."""
@@ -50,7 +52,9 @@ class CpuExecutor:
         }
 
     def run(self, segment: str) -> None:
-        """Run one segment."""
+        """Run one segment. In test mode a segment that begins a round forgets what the last one left in ROUND."""
+        if self._poisoned and segment.partition("[")[0] in FIRST:
+            self._poison_round()
         with threads_for(self._largest):
             interpret.run(self._steps[segment])
 
@@ -64,17 +68,15 @@ class CpuExecutor:
         """A copy of a value of STATE, ROUND or IO."""
         return self._tensor(name).clone()
 
-    def poison_round(self) -> None:
-        """In test mode: forget everything that must not outlive a round."""
-        if self._poisoned:
-            for name, space in self._spaces.items():
-                if space is Space.ROUND:
-                    interpret.poison(self._tensor(name))
-
     def close(self) -> None:
         """Give the memory back."""
         self._steps = {}
         self._memory = {}
+
+    def _poison_round(self) -> None:
+        for name, space in self._spaces.items():
+            if space is Space.ROUND:
+                interpret.poison(self._tensor(name))
 
     def _tensor(self, name: str) -> Tensor:
         place = self._places[name]

@@ -49,9 +49,6 @@ class Watched:
 
     def run(self, segment: str) -> None:
         self.segments[segment] += 1
-        if segment in ("draft", "plain") or segment.startswith("prefill"):
-            cpu = self.inner.inner if isinstance(self.inner, Planted) else self.inner
-            cpu.poison_round()
         self.inner.run(segment)
         if segment in ("commit", "plain_commit"):
             self._keep(tree=segment == "commit")
