@@ -132,9 +132,9 @@ def judge(facts: Facts) -> Report:
     works = (
         _plan(torch),
         _run_cpu(torch, text),
-        _build(facts, torch, triton),
-        _run_gpu(torch, gpu, driver, bindings),
-        _group(facts, torch),
+        _later(_build(facts, torch, triton)),
+        _later(_run_gpu(torch, gpu, driver, bindings)),
+        _later(_group(facts, torch)),
     )
     return Report(has, works)
 
@@ -218,6 +218,14 @@ def _group(facts: Facts, torch: Row) -> Row:
     if "gloo" not in facts.backends:
         return Row("group", "no", "", "this torch has no torch.distributed with gloo")
     return Row("group", "ok", "processes on the CPU over gloo", "NCCL needs two GPUs")
+
+
+def _later(row: Row) -> Row:
+    """A capability that this version does not have yet: whether the machine is ready for it."""
+    if row.status == "no":
+        return Row(row.name, "no", "", f"not in version {__version__}, and this machine is not ready: {row.reason}")
+    ready = f"this machine is ready{f' ({row.reason})' if row.reason else ''}: {row.found}"
+    return Row(row.name, "no", "", f"not in version {__version__}; {ready}")
 
 
 def _needs(name: str, found: str, *rows: Row) -> Row:

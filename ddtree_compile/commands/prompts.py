@@ -23,9 +23,10 @@ T = TypeVar("T", int, float)
 STDIN = "-"
 
 # Without a newline at its end: that would be a token of its own, where the model expects newline and indent as one.
-DEFAULT_PROMPT = '''def read_lines(path):
-    """Return the lines of a file."""
-    with open(path) as f:'''
+DEFAULT_PROMPT = '''class Stack:
+    """A last-in, first-out stack."""
+
+    def __init__(self'''
 DEFAULT_QUESTION = "Write a Python function that adds two numbers."
 
 
