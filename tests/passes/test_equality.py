@@ -24,7 +24,7 @@ from ddtree_compile.ir.graph import Graph, Space
 from ddtree_compile.ir.layouts import LAYOUTS
 from ddtree_compile.passes import LOSSY, PASSES
 from ddtree_compile.plan import ALIGN, Plan
-from ddtree_compile.runtime.cpu import CpuExecutor
+from ddtree_compile.runtime.cpu import FIRST, CpuExecutor
 from ddtree_compile.runtime.engine import Engine
 from ddtree_compile.runtime.sampling import SamplingParams
 from ddtree_compile.spec import CompileSpec
@@ -71,6 +71,8 @@ class Mirror:
         self.inner.close()
 
     def run(self, segment: str) -> None:
+        if segment.partition("[")[0] in FIRST:
+            self.inner._poison_round()  # as its own run is about to do
         before = {space: self.inner._memory[space].clone() for space in self.inner.plan.spaces}
         self.inner.run(segment)
         for name, old, new in self.steps[segment]:
