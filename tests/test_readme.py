@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddtree_compile.cli import main
 
 ROOT = Path(__file__).parent.parent
+SHOWN_ON = "AVX512"
 TIMED = re.compile(r"^(speed|seconds) |[│┃] (plain|chain|tree) +[│┃] \d+ +[│┃] \d")  # lines that hold seconds
 
 
@@ -21,6 +23,8 @@ def blocks() -> list[tuple[list[str], list[str]]]:
 
 @pytest.mark.parametrize(("command", "shown"), blocks(), ids=lambda value: " ".join(value)[:20])
 def test_the_readme_shows_what_the_command_prints(command, shown, capsys, monkeypatch):
+    if command[0] == "run" and torch.backends.cpu.get_cpu_capability() != SHOWN_ON:
+        pytest.skip("another kind of CPU may decide a near tie otherwise and write another text")
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "110")
     assert main(command) == 0
