@@ -10,45 +10,19 @@ from __future__ import annotations
 from ddtree_compile.ir.graph import Space, TensorType, Value
 from ddtree_compile.models.builder import Builder, Module, Source, mlp, turn
 from ddtree_compile.models.config import KimiConfig
-from ddtree_compile.models.segment import Cached, Rows, Sizes, Target, keep_kv, round_value, state
+from ddtree_compile.models.segment import Cached, Rows, Sizes, Target, keep_kv, state
 
 
 def kimi(config: KimiConfig, source: Source, sizes: Sizes) -> Target:
     """The target's builders for one plan."""
 
-    def module(b: Builder, layer: int | None = None) -> Module:
-        if layer is None:
-            return Module(b, source, config.prefix, "target", config.dtype)
-        return Module(b, source, f"{config.prefix}layers.{layer}.", f"target.l{layer:02d}", config.dtype)
+    def layer(b: Builder, m: Module, rows: Rows, x: Value, index: int) -> Value:
+        with b.scope("attn"):
+            x = _attention(b, config, m, rows, x, _cached(config, sizes, index), sizes)
+        return _dense(b, config, m, x) if index < config.dense_layers else _moe(b, config, m, rows, x)
 
-    def embed(b: Builder) -> Value:
-        recipe = source.dense(f"{config.prefix}embed_tokens.weight", (config.vocab, config.hidden), std=1.0)
-        return b.weight("target.embed", (config.vocab, config.hidden), config.dtype, recipe, split=0)
-
-    def head(b: Builder) -> Value:
-        if config.tied:
-            return embed(b)
-        recipe = source.dense(config.head, (config.vocab, config.hidden))
-        return b.weight("target.head", (config.vocab, config.hidden), config.dtype, recipe, split=0)
-
-    def body(b: Builder, rows: Rows, taps: tuple[int, ...]) -> Value:
-        with b.scope("embed"):
-            x = b.op("embed", rows.ids, embed(b), name="x")
-        for layer in range(config.layers):
-            with b.layer(f"l{layer:02d}"):
-                m = module(b, layer)
-                with b.scope("attn"):
-                    x = _attention(b, config, m, rows, x, _cached(config, sizes, layer), sizes)
-                x = _dense(b, config, m, x) if layer < config.dense_layers else _moe(b, config, m, rows, x)
-                if layer in taps:
-                    b.op("keep", x, outs=(round_value(f"tap.{taps.index(layer)}"),))
-        return x
-
-    def final_norm(b: Builder, x: Value) -> Value:
-        return b.op("rms_norm", x, module(b).norm("norm.weight", config.hidden, "norm"), name="final", eps=config.eps)
-
-    caches = tuple(_cached(config, sizes, layer) for layer in range(config.layers))
-    return Target(config.hidden, config.vocab, config.dtype, caches, embed, head, body, final_norm)
+    caches = tuple(_cached(config, sizes, index) for index in range(config.layers))
+    return Target(config, source, caches, layer)
 
 
 def _cached(config: KimiConfig, sizes: Sizes, layer: int) -> Cached:

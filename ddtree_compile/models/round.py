@@ -121,7 +121,7 @@ class _Segments:
 
     def pick(self, kind: str) -> Graph:
         b = self._builder(f"pick[{kind}]")
-        logits = Value("logits", TensorType((self.sizes.rows, self.target.vocab), "f32"), Space.ROUND)
+        logits = Value("logits", TensorType((self.sizes.rows, self.target.config.vocab), "f32"), Space.ROUND)
         args = [logits, self._per_row("row_sequence")]
         if kind != "greedy":
             args += [self._per_row("row_position"), self._each("temperature", "f32"), self._each("seed", "i64")]
@@ -148,7 +148,7 @@ class _Segments:
                 positions, row_sequence = b.ops_out(
                     "path_positions", length, accepted, outs=("path_positions", "path_sequence"), width=width
                 )
-                hidden = TensorType((sizes.rows, self.target.hidden), self.target.dtype)
+                hidden = TensorType((sizes.rows, self.target.config.hidden), self.target.dtype)
                 states = tuple(
                     b.op("gather_rows", Value(f"tap.{i}", hidden, Space.ROUND), path_rows, name=f"tapped.{i}")
                     for i in range(len(taps))
@@ -166,7 +166,7 @@ class _Segments:
         )  # fmt: skip
         x = self.target.body(b, Rows(ids, positions, row_sequence), self.drafter.taps)
         with b.scope("context"):
-            hidden = TensorType((chunk, self.target.hidden), self.target.dtype)
+            hidden = TensorType((chunk, self.target.config.hidden), self.target.dtype)
             taps = tuple(Value(f"tap.{i}", hidden, Space.ROUND) for i in range(len(self.drafter.taps)))
             dflash.extend(b, self.drafter, self.drafter_source, self.sizes, taps, positions, row_sequence)
         b.ops_out(

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ddtree_compile.ir.graph import Space, TensorType, Value
-from ddtree_compile.models.builder import Builder
+from ddtree_compile.models.builder import Builder, Module, Source
+from ddtree_compile.models.config import TargetConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +80,54 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target model as the round sees it.
+    """A target model as the round sees it: embedding, layers, final norm, head.
 
-    `embed` and `head` give weight values. `body(b, rows, taps)` runs embedding, layers and the final norm's input:
-    the last hidden state [R, hidden], with the states after the layers in `taps` kept in ROUND as `tap.i`.
+    `layer(b, m, rows, x, index)` adds one layer to the hidden state x [R, hidden]. Of the model's own `config` only
+    what all targets share is read here.
     """
 
-    hidden: int
-    vocab: int
-    dtype: str
+    config: TargetConfig
+    source: Source
     caches: tuple[Cached, ...]
-    embed: Callable[[Builder], Value]
-    head: Callable[[Builder], Value]
-    body: Callable[[Builder, Rows, tuple[int, ...]], Value]
-    final_norm: Callable[[Builder, Value], Value]
+    layer: Callable[[Builder, Module, Rows, Value, int], Value]
+
+    @property
+    def dtype(self) -> str:
+        return self.config.dtype
+
+    def module(self, b: Builder, layer: int | None = None) -> Module:
+        """The weights of a layer, or those outside of all."""
+        if layer is None:
+            return Module(b, self.source, self.config.prefix, "target", self.dtype)
+        return Module(b, self.source, f"{self.config.prefix}layers.{layer}.", f"target.l{layer:02d}", self.dtype)
+
+    def embed(self, b: Builder) -> Value:
+        """The embedding's rows [V, hidden]; the drafter shares them."""
+        return self._vocabulary(b, f"{self.config.prefix}embed_tokens.weight", "target.embed", std=1.0)
+
+    def head(self, b: Builder) -> Value:
+        """The head's weight [V, hidden], the embedding's when they are tied; the drafter shares it."""
+        return self.embed(b) if self.config.tied else self._vocabulary(b, self.config.head, "target.head")
+
+    def body(self, b: Builder, rows: Rows, taps: tuple[int, ...]) -> Value:
+        """Embedding and layers: the last hidden state [R, hidden]. Those after the layers in `taps` are kept in ROUND
+        as `tap.i`."""
+        with b.scope("embed"):
+            x = b.op("embed", rows.ids, self.embed(b), name="x")
+        for index in range(self.config.layers):
+            with b.layer(f"l{index:02d}"):
+                x = self.layer(b, self.module(b, index), rows, x, index)
+                if index in taps:
+                    b.op("keep", x, outs=(round_value(f"tap.{taps.index(index)}"),))
+        return x
 
     def logits(self, b: Builder, x: Value) -> Value:
         """The vocabulary's logits of x [R, hidden], fp32, in ROUND."""
         with b.scope("head"):
-            return b.op(
-                "linear", self.final_norm(b, x), self.head(b), outs=(round_value("logits"),), dtype="f32"
-            )  # fmt: skip
+            gain = self.module(b).norm("norm.weight", self.config.hidden, "norm")
+            final = b.op("rms_norm", x, gain, name="final", eps=self.config.eps)
+            return b.op("linear", final, self.head(b), outs=(round_value("logits"),), dtype="f32")
+
+    def _vocabulary(self, b: Builder, tensor: str, name: str, std: float | None = None) -> Value:
+        shape = (self.config.vocab, self.config.hidden)
+        return b.weight(name, shape, self.dtype, self.source.dense(tensor, shape, std), split=0)
