@@ -10,13 +10,15 @@ STATE, a row a sequence: length (committed tokens), root (the last emitted token
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ddtree_compile.ir.graph import Graph, Space, TensorType, Value
 from ddtree_compile.ir.weights import Weight
 from ddtree_compile.models import dflash
 from ddtree_compile.models.builder import Builder, Source
-from ddtree_compile.models.config import DFlashConfig, KimiConfig, TargetConfig
+from ddtree_compile.models.config import DFlashConfig, KimiConfig, Qwen3Config, TargetConfig
 from ddtree_compile.models.kimi import kimi
 from ddtree_compile.models.qwen3 import qwen3
 from ddtree_compile.models.segment import Rows, Sizes, Target, round_value, state
@@ -24,6 +26,8 @@ from ddtree_compile.spec import CompileSpec
 
 LONG_CACHE = 4096  # slots from which a GPU's attention is split over keys
 SPLITS = 8
+
+BUILDERS: dict[type, Callable[[Any, Source, Sizes], Target]] = {KimiConfig: kimi, Qwen3Config: qwen3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ def build_program(spec: CompileSpec, target: TargetConfig, drafter: DFlashConfig
     sizes = sizes_of(spec, drafter)
     seed = spec.model.seed if spec.model.weights == "random" else None
     source = Source("target", target.quantisation, seed)
-    model = kimi(target, source, sizes) if isinstance(target, KimiConfig) else qwen3(target, source, sizes)
+    model = BUILDERS[type(target)](target, source, sizes)
     weights: dict[str, Weight] = {}
     top_k = spec.top_k(target.vocab)
     segments = _Segments(model, drafter, Source("drafter", None, seed), sizes, weights, top_k)
