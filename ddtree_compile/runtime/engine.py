@@ -18,6 +18,7 @@ from ddtree_compile.errors import DeviceError, PromptError, SpecError
 from ddtree_compile.ir.layouts import Parts
 from ddtree_compile.ir.ops.commit import Finish
 from ddtree_compile.plan import Plan
+from ddtree_compile.runtime.choice import choose_round
 from ddtree_compile.runtime.cpu import CpuExecutor
 from ddtree_compile.runtime.sampling import Generation, SamplingParams
 from ddtree_compile.runtime.sequences import Residents, Slot
@@ -130,16 +131,6 @@ class Engine:
     ) -> None:
         self.close()
 
-    def default_bucket(self, context: int) -> int:
-        """The bucket that the plan expects to be fastest at a context; without an acceptance prior, the smallest one
-        that holds the drafter's chain."""
-        best = self.plan.report.get("best") or {}
-        known = {int(key): nodes for key, nodes in best.items() if nodes in self.plan.buckets}
-        if known:
-            return known[min((key for key in known if key >= context), default=max(known))]
-        horizon = int(self.plan.model["block"]) - 1
-        return min((b for b in self.plan.buckets if b >= horizon), default=max(self.plan.buckets))
-
     def _requests(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
@@ -166,26 +157,7 @@ class Engine:
                 raise PromptError(f"prompt {index} holds token id {token!r}: ids go from 0 to {vocab - 1}")
         if len(self._stops(params)) > MAX_STOPS:
             raise PromptError(f"prompt {index} has {len(self._stops(params))} stop tokens: at most {MAX_STOPS} fit")
-        return Request(index, prompt, params, segments=self._round(params, len(prompt)))
-
-    def _round(self, params: SamplingParams, context: int) -> tuple[str, ...]:
-        """The segments of a round that a request asks for, the pick's left open as `pick`."""
-        if not params.speculate:
-            return ("plain", "pick", "plain_commit")
-        trees = self.plan.spec["tree"]["shape"] == "tree"
-        if params.shape == "tree" and not trees:
-            raise PromptError('sampling parameter shape = "tree": this plan has chains only (tree.shape = "chain")')
-        chain = params.shape == "chain" or not trees
-        bucket = params.bucket
-        if bucket is None:
-            horizon = int(self.plan.model["block"]) - 1
-            fits = min((b for b in self.plan.buckets if b >= horizon), default=max(self.plan.buckets))
-            bucket = fits if chain else self.default_bucket(context)
-        if bucket not in self.plan.buckets:
-            raise PromptError(
-                f"sampling parameter bucket = {bucket}: this plan has buckets {', '.join(map(str, self.plan.buckets))}"
-            )
-        return ("draft", "chain" if chain else "tree", f"verify[{bucket}]", "pick", "commit")
+        return Request(index, prompt, params, segments=choose_round(self.plan, params, len(prompt)))
 
     def _stops(self, params: SamplingParams) -> tuple[int, ...]:
         own = () if params.ignore_eos else self.stop_token_ids
