@@ -290,16 +290,13 @@ class Target(nn.Module):
             mlp.bias = bias
         return self.eval().requires_grad_(False)
 
-    def balance(self, rate: float) -> Tensor:
-        """Move each selection bias towards an even load (DeepSeek-V3's rule); returns largest load over mean load."""
-        worst = torch.zeros((), device=self.norm.weight.device)
+    def balance(self, rate: float) -> None:
+        """Move each selection bias towards an even load (DeepSeek-V3's rule)."""
         for layer in self.layers:
             if isinstance(layer.mlp, MoE):
                 load = layer.mlp.load
                 layer.mlp.bias.add_(rate * torch.sign(load.mean() - load))
-                worst = torch.maximum(worst, load.max() / load.mean().clamp_min(1))
                 load.zero_()
-        return worst
 
 
 class DraftAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""The optimiser: Muon for matrices inside layers, Adam for everything else, one learning rate for both."""
+"""The optimiser: Muon for matrices inside layers, AdamW for everything else, one learning rate for both."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al., "Muon", 2024
+BETAS = (0.9, 0.95)
+DECAY = 0.1  # of the matrices that Muon trains
 
 
 def orthogonalise(update: Tensor) -> Tensor:
@@ -24,14 +26,14 @@ def orthogonalise(update: Tensor) -> Tensor:
 
 
 class Optimiser:
-    """Muon with Moonlight's update scale (0.2 * sqrt(larger side)), beside AdamW."""
+    """Muon with Moonlight's update scale (0.2 * sqrt(larger side)), beside AdamW; without `muon` AdamW alone."""
 
-    def __init__(self, model: nn.Module, betas: tuple[float, float] = (0.9, 0.95), decay: float = 0.1) -> None:
+    def __init__(self, model: nn.Module, *, muon: bool = True) -> None:
         groups: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         plain: list[Tensor] = []
         for name, parameter in model.named_parameters():
             inner = parameter.ndim == 3 or (parameter.ndim == 2 and "layers" in name and "router" not in name)
-            if inner:
+            if muon and inner:
                 groups[tuple(parameter.shape[-2:])].append(parameter)
             else:
                 plain.append(parameter)
@@ -40,8 +42,7 @@ class Optimiser:
             torch.cat([torch.zeros_like(p).view(-1, *p.shape[-2:]) for p in group]) for group in self.groups
         ]
         fused = bool(plain) and plain[0].is_cuda
-        self.adam = torch.optim.AdamW(plain, betas=betas, weight_decay=0.0, eps=1e-10, fused=fused)
-        self.decay = decay
+        self.adam = torch.optim.AdamW(plain, betas=BETAS, weight_decay=0.0, eps=1e-10, fused=fused)
         self.orthogonalise = torch.compile(orthogonalise) if fused else orthogonalise
 
     @torch.no_grad()
@@ -56,7 +57,7 @@ class Optimiser:
             update = self.orthogonalise(gradient.lerp(momentum, 0.95))
             scale = rate * 0.2 * max(update.shape[-2:]) ** 0.5
             pieces = update.split([p.numel() // (p.shape[-1] * p.shape[-2]) for p in group])
-            torch._foreach_mul_(group, 1 - rate * self.decay)
+            torch._foreach_mul_(group, 1 - rate * DECAY)
             torch._foreach_add_(
                 group, [piece.reshape(p.shape) for piece, p in zip(pieces, group, strict=True)], alpha=-scale
             )
