@@ -45,9 +45,9 @@ app = typer.Typer(
 
 @app.callback()
 def root(version: Version = False) -> None:
-    """Compile a whole draft-verify-commit round of DDTree speculative decoding into one CUDA graph per tree size.
+    """Compile the whole draft-verify-commit round of DDTree speculative decoding into a static plan, and run it.
 
-    Start with `ddtree-compile doctor`, then `ddtree-compile plan plans/tiny/spec.toml`.
+    Start with `ddtree-compile run`: a small model comes with the package. Then `plan` a spec of your own.
     """
 
 

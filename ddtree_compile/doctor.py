@@ -27,7 +27,6 @@ PACKAGES = ("torch", "triton", "cuda-bindings", "tokenizers", "tiktoken")
 ROOMY_MEMORY = 4 * machine.GIB  # torch and the embedded model fit
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-CGROUP_FILE = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def probe() -> Facts:
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         cores=_cores(),
-        memory_bytes=_memory(),
+        memory_bytes=machine.host_memory(),
         packages=packages,
         driver=_driver(),
         ptxas=_has_ptxas(),
@@ -281,16 +280,6 @@ def _cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _memory() -> int:
-    """Bytes of RAM, or the container's limit where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = CGROUP_FILE.read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -7,9 +7,11 @@ in microseconds. Figures are datasheet peaks unless `measured` names them: predi
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 
 from ddtree_compile.errors import SpecError
@@ -186,3 +188,16 @@ def close_match(name: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the end of an error's first clause, or nothing if no known name is near."""
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]}?)" if near else ""
+
+
+CGROUP_FILE = Path("/sys/fs/cgroup/memory.max")
+
+
+def host_memory() -> int:
+    """Bytes of this host's RAM, or the container's limit where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = CGROUP_FILE.read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,7 +1,7 @@
 """A Plan: every temporary has an address, every weight a recipe, every bucket a price. Nothing symbolic is left.
 
-Plain data, and deterministic: the same spec and configs give the same bytes on every machine. `to_json` writes graphs
-as IR text with repeated layers folded, one line a row; `from_json` reads it back, checking the format number.
+Plain data, and deterministic: the same spec and configs give the same plan on every machine. `plan_json` writes and
+reads it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from ddtree_compile import machine
 from ddtree_compile.acceptance import expected_tokens
 from ddtree_compile.ir.graph import DTYPE_BYTES, Graph, Op, Space, Value
 from ddtree_compile.ir.ops import OPS
-from ddtree_compile.ir.ops.record import Facts
+from ddtree_compile.ir.ops.record import Facts, uniform_experts
 from ddtree_compile.ir.weights import Weight
 from ddtree_compile.machine import Gpu
 from ddtree_compile.memory import CACHE_DIMS, Holdings, Split, is_experts, split_of
@@ -138,7 +138,7 @@ class Rounds:
         device = machine.gpu(self.spec.machine.gpu)
         work = [part for name in names for part in self._parts[name]]
         rows = nodes + 1
-        facts = Facts(context, live=1, distinct_experts=lambda _rows, k, of: distinct(rows, k, of))
+        facts = Facts(context, live=1, distinct_experts=lambda _rows, k, of: uniform_experts(rows, k, of))
         nbytes: dict[str, float] = dict.fromkeys(CLASS_NAMES, 0.0)
         flops = floor = busy = 0.0
         for part in work:
@@ -188,7 +188,7 @@ class Rounds:
     def _touched(self, rows: int) -> float | None:
         """Distinct experts a MoE layer; None for a dense model."""
         experts, top_k = getattr(self.target, "experts", 0), getattr(self.target, "top_k", 0)
-        return round(distinct(rows, top_k, experts), 1) if experts else None
+        return round(uniform_experts(rows, top_k, experts), 1) if experts else None
 
     @cached_property
     def _parts(self) -> dict[str, list[Part]]:
@@ -203,11 +203,6 @@ def _segments(shape: str, nodes: int) -> tuple[str, ...]:
     if shape == "plain":
         return ("plain", "pick[greedy]", "plain_commit")
     return ("draft", shape, f"verify[{nodes}]", "pick[greedy]", "commit")
-
-
-def distinct(rows: int, top_k: int, experts: int) -> float:
-    """Distinct experts that `rows` rows are expected to touch when routing is uniform."""
-    return experts * (1.0 - (1.0 - top_k / experts) ** rows)
 
 
 @dataclass(frozen=True)

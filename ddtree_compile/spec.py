@@ -30,7 +30,7 @@ from ddtree_compile import machine
 from ddtree_compile.errors import SpecError
 from ddtree_compile.machine import close_match
 
-MAX_BUCKET = 256  # nodes; the widest verify graph that kernels have tiles for, less its root
+MAX_BUCKET = 256  # nodes besides the root: beyond that a verify is a batch, not a tree
 MAX_CHUNK = 8192  # prompt rows of one prefill graph
 MAX_GRAPHS = 32  # buckets, and chunks: each is a captured graph
 MAX_SEQ_LEN = 1 << 24  # tokens; a position fits in fp32 exactly

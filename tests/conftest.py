@@ -11,8 +11,11 @@ settings.register_profile("full", max_examples=500, deadline=None, suppress_heal
 settings.load_profile("ci")  # --hypothesis-profile=full overrides it
 
 
-def pytest_configure() -> None:
-    """Give each test process its share of the cores, so that xdist's workers do not fight over them."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each test process its share of the cores, so that xdist's workers do not fight over them; `-m full` means
+    hypothesis's full profile too."""
+    if "full" in config.option.markexpr.split() and "not" not in config.option.markexpr.split():
+        settings.load_profile("full")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, min(4, (os.cpu_count() or 1) // workers)))
 

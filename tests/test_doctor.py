@@ -119,16 +119,6 @@ def test_the_driver_is_read_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert doctor._driver() == "580.95.05"
 
 
-def test_a_container_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "memory.max"
-    monkeypatch.setattr(doctor, "CGROUP_FILE", path)
-    whole = doctor._memory()
-    path.write_text("max\n")
-    assert doctor._memory() == whole
-    path.write_text("1048576\n")
-    assert doctor._memory() == 1048576
-
-
 def test_tested_releases_are_those_of_pyproject() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     listed = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]

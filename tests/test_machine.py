@@ -1,9 +1,11 @@
 """The table of GPUs: its rows are plausible and sourced, and the two cost models meet what was measured."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+from ddtree_compile import machine
 from ddtree_compile.errors import SpecError
 from ddtree_compile.ir.graph import DTYPE_BYTES
 from ddtree_compile.machine import GPUS, NODE_OVERHEAD_US, Gpu, allreduce_us, gpu, node_overhead_us
@@ -95,3 +97,13 @@ def test_an_all_reduce_is_free_alone_and_grows_with_ranks_and_bytes() -> None:
         assert allreduce_us(row, 1, 2**20) == 0
         assert allreduce_us(row, 2, 14_336) < allreduce_us(row, 4, 14_336) < allreduce_us(row, 8, 14_336)
         assert allreduce_us(row, 8, 0) < allreduce_us(row, 8, 14_336) < allreduce_us(row, 8, 2**24)
+
+
+def test_a_container_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "CGROUP_FILE", path)
+    whole = machine.host_memory()
+    path.write_text("max\n")
+    assert machine.host_memory() == whole
+    path.write_text("1048576\n")
+    assert machine.host_memory() == 1048576

@@ -11,10 +11,11 @@ from support.models import PLANS, qwen_spec
 from ddtree_compile import machine
 from ddtree_compile.acceptance import expected_tokens
 from ddtree_compile.compiler import compile_spec, read_models
+from ddtree_compile.ir.ops.record import uniform_experts
 from ddtree_compile.memory import Holdings, Split, split_of
 from ddtree_compile.models.round import build_program
 from ddtree_compile.place import place_spaces
-from ddtree_compile.price import contexts_of, distinct
+from ddtree_compile.price import contexts_of
 from ddtree_compile.spec import CompileSpec, read_spec
 
 HIT = [[0.8, 0.1, 0.05], [0.7, 0.2], [0.6, 0.2], [0.5, 0.25]]
@@ -232,5 +233,5 @@ def test_an_fp8_cache_is_half_and_warned_of(tmp_path: Path) -> None:
 
 
 def test_distinct_experts() -> None:
-    assert distinct(1, 8, 384) == pytest.approx(8)
-    assert distinct(10_000, 8, 384) == pytest.approx(384)
+    assert uniform_experts(1, 8, 384) == pytest.approx(8)
+    assert uniform_experts(10_000, 8, 384) == pytest.approx(384)

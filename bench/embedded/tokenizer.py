@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from corpus import SEED, SEPARATOR
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 VOCAB_SIZE = 2048
 SPECIALS = (
@@ -58,6 +58,7 @@ def train(documents: Sequence[str]) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="[BOS] $A", special_tokens=[("[BOS]", BOS)])
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
         special_tokens=list(SPECIALS),

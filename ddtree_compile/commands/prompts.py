@@ -79,7 +79,7 @@ def read_prompt(asked: Asked, spec: CompileSpec) -> Prompt:
     asked.check()
     prompt = _encode(asked, spec)
     count, slots = len(prompt.token_ids), spec.cache.max_seq_len
-    if not count:
+    if not count or prompt.text == "":  # a lone [BOS] is no prompt that anyone means
         raise PromptError("the prompt is empty: give at least one token, or no prompt for the default one")
     if count > slots:
         raise PromptError(

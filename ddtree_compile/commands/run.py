@@ -131,7 +131,9 @@ def _run(job: Job, params: SamplingParams) -> bool:
         sequences = [show_run.sequence_json(generation, job.prompt.tokenizer)]
         print_json(job.head() | {"sequences": sequences, "seconds": {"load": job.load, **seconds}})
     else:
-        show_run.statistics(_stderr(), generation, len(job.prompt.token_ids), {"load": job.load, **seconds})
+        horizon = int(job.engine.plan.model["block"]) - 1
+        taken = {"load": job.load, **seconds}
+        show_run.statistics(_stderr(), generation, horizon, len(job.prompt.token_ids), taken)
     return generation.finish_reason == "cancelled"
 
 
@@ -203,7 +205,7 @@ def _load(spec: CompileSpec, device: Device) -> Generator[Engine]:
     with _Bar("loading", DownloadColumn()) as bar:
         from ddtree_compile.runtime.engine import Engine
 
-        engine = Engine.from_spec(spec, device, bar.move)
+        engine = Engine.from_spec(spec, device.value, bar.move)
     with engine:
         yield engine
 

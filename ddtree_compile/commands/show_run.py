@@ -51,20 +51,21 @@ def writer(to: TextIO, tokenizer: Tokenizer | None) -> Callable[[tuple[int, ...]
     return write
 
 
-def depths(accept_lengths: Sequence[int], *, cut: bool) -> list[tuple[int, int]]:
-    """For depth 1, 2, ...: how many rounds accepted the drafted token there, and how many got that far (accepted the
-    depth before). A last round that was `cut` short refused nothing."""
+def depths(accept_lengths: Sequence[int], horizon: int, *, cut: bool) -> list[tuple[int, int]]:
+    """For depth 1 to `horizon` at most: how many rounds accepted the drafted token there, and how many got that far
+    (accepted the depth before). A last round that was `cut` short refused nothing."""
     last = len(accept_lengths) - 1
     rows: list[tuple[int, int]] = []
-    while True:
+    while len(rows) < horizon:
         depth = len(rows) + 1
         accepted = sum(length > depth for length in accept_lengths)
         reached = sum(
             length > depth or (length == depth and not (cut and at == last)) for at, length in enumerate(accept_lengths)
         )
         if not reached:
-            return rows
+            break
         rows.append((accepted, reached))
+    return rows
 
 
 def rate(generation: Generation, decode: float) -> float | None:
@@ -72,14 +73,16 @@ def rate(generation: Generation, decode: float) -> float | None:
     return sum(generation.accept_lengths) / decode if generation.rounds and decode > 0 else None
 
 
-def statistics(to: Console, generation: Generation, prompt_tokens: int, seconds: Mapping[str, float]) -> None:
-    """The lines below the text."""
+def statistics(
+    to: Console, generation: Generation, horizon: int, prompt_tokens: int, seconds: Mapping[str, float]
+) -> None:
+    """The lines below the text. `horizon` is how many tokens a round drafts at most."""
     to.rule(style="dim")
     lines = [("tokens", f"{len(generation.token_ids)}, ended by {_reason(generation)}")]
     if generation.rounds:
         each = sum(generation.accept_lengths) / generation.rounds
         lines.append(("rounds", f"{generation.rounds}, {each:.2f} tokens a round"))
-    rows = depths(generation.accept_lengths, cut=generation.finish_reason != "cancelled")
+    rows = depths(generation.accept_lengths, horizon, cut=generation.finish_reason != "cancelled")
     if any(accepted for accepted, _ in rows):
         shares = [f"{depth}: {accepted / reached:.0%}" for depth, (accepted, reached) in enumerate(rows, start=1)]
         lines.append(("accepted", f"by depth, of the rounds that got there  {'  '.join(shares)}"))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ddtree_compile")
 
+PLAN_HEAD = b'{\n  "format":'  # how `plan -o` begins a file
+
 
 def spec_of(path: Path, target: Path | None, drafter: Path | None) -> CompileSpec:
     """The spec at `path`, its model directories overridden where flags say so."""
@@ -32,7 +34,13 @@ def spec_of(path: Path, target: Path | None, drafter: Path | None) -> CompileSpe
 
 def is_plan(path: Path) -> bool:
     """Whether a path names a plan file rather than a spec."""
-    return path.suffix == ".json"
+    if path.suffix == ".json":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(len(PLAN_HEAD)) == PLAN_HEAD
+    except OSError:
+        return False  # whoever reads it next says why
 
 
 def read_plan(path: Path) -> Plan:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_compile.ir.graph import Graph, Space, TensorType, Value
+from ddtree_compile.ir.ops.commit import STOPS
 from ddtree_compile.ir.weights import Weight
 from ddtree_compile.models import dflash
 from ddtree_compile.models.builder import Builder, Source
@@ -206,7 +207,7 @@ class _Segments:
         return state(name, (self.sizes.sequences,), dtype)
 
     def _stops(self) -> Value:
-        return state("stops", (self.sizes.sequences, self.sizes.stops), "i32")
+        return state("stops", (self.sizes.sequences, STOPS), "i32")
 
     def _per_row(self, name: str) -> Value:
         return Value(name, TensorType((self.sizes.rows,), "i32"), Space.ROUND)

@@ -20,7 +20,6 @@ class Sizes:
     budget: int  # nodes of the largest tree besides its root
     rows: int  # of the largest segment that a pick follows
     splits: int  # partial results of attention over a cache
-    stops: int = 16  # stop tokens a sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,14 @@ from ddtree_compile.runtime.threads import threads_for
 FIRST = ("draft", "plain", "prefill")  # segments that begin a round
 
 
+def memory_needed(plan: Plan) -> int:
+    """Bytes that running a plan here takes: the packed weights while they are read, each once more in fp32, and every
+    space."""
+    packed = sum(LAYOUTS[w.layout].nbytes(w.value.shape, w.value.dtype) for w in plan.weights)
+    unpacked = sum(weight.value.type.numel for weight in plan.weights) * torch.float32.itemsize
+    return packed + unpacked + plan.arena + sum(layout.size for layout in plan.spaces.values())
+
+
 class CpuExecutor:
     """Memory of all spaces and the bound steps of each segment. `weights`: packed parts by weight name."""
 

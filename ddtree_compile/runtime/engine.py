@@ -5,7 +5,6 @@ A round is the plan's segments in order; the host writes STATE before the first,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,14 @@ from torch import Tensor
 
 from ddtree_compile.errors import DeviceError, PromptError, SpecError
 from ddtree_compile.ir.layouts import Parts
-from ddtree_compile.ir.ops.commit import Finish
+from ddtree_compile.ir.ops.commit import STOPS, Finish
+from ddtree_compile.machine import GIB, host_memory
 from ddtree_compile.plan import Plan
 from ddtree_compile.runtime.choice import choose_round
-from ddtree_compile.runtime.cpu import CpuExecutor
-from ddtree_compile.runtime.sampling import Generation, SamplingParams
+from ddtree_compile.runtime.cpu import CpuExecutor, memory_needed
+from ddtree_compile.runtime.sampling import MAX_SEED, Generation, SamplingParams
 from ddtree_compile.runtime.sequences import Residents, Slot
 from ddtree_compile.runtime.stream import Progress, Request, Stream
-
-MAX_STOPS = 16
-GIB = 1 << 30
 
 
 class Executor(Protocol):
@@ -51,7 +48,7 @@ class Engine:
         self._closed = False
         for name in ("length", "root", "active", "remaining", "temperature", "seed", "top_k", "top_p", "min_p"):
             executor.write(name, [0] * self._sequences)
-        executor.write("stops", [-1] * (self._sequences * MAX_STOPS))
+        executor.write("stops", [-1] * (self._sequences * STOPS))
 
     @classmethod
     def from_spec(
@@ -70,7 +67,7 @@ class Engine:
         if device != "cpu":
             raise DeviceError(f'device {device!r}: this version runs plans on the CPU only; use device="cpu"')
         plan = compile_spec(spec)
-        _refuse_unrunnable(plan)
+        refuse_unrunnable(plan)
         weights, stops = load(spec, plan, progress)
         return cls.from_plan(plan, weights, stops, poisoned=poisoned)
 
@@ -134,11 +131,15 @@ class Engine:
     def _requests(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
-        shared = params or SamplingParams()
+        shared = SamplingParams() if params is None else params
         if isinstance(shared, SamplingParams):
-            each = [replace(shared, seed=(shared.seed + i) & ((1 << 63) - 1)) for i in range(len(prompts))]
+            each = [replace(shared, seed=(shared.seed + i) & MAX_SEED) for i in range(len(prompts))]
         else:
             each = list(shared)
+        if not all(type(own) is SamplingParams for own in each):
+            raise PromptError("sampling parameters must be a SamplingParams, or a list of one for each prompt")
+        if any(isinstance(prompt, int | str) for prompt in prompts):
+            raise PromptError("prompts must be a list of lists of token ids; encode text with load_tokenizer first")
         if len(each) != len(prompts):
             raise PromptError(f"{len(prompts)} prompts but {len(each)} sampling parameters: give one, or one each")
         return [self._request(i, tuple(prompt), own) for i, (prompt, own) in enumerate(zip(prompts, each, strict=True))]
@@ -155,8 +156,8 @@ class Engine:
         for token in prompt:
             if type(token) is not int or not 0 <= token < vocab:
                 raise PromptError(f"prompt {index} holds token id {token!r}: ids go from 0 to {vocab - 1}")
-        if len(self._stops(params)) > MAX_STOPS:
-            raise PromptError(f"prompt {index} has {len(self._stops(params))} stop tokens: at most {MAX_STOPS} fit")
+        if len(self._stops(params)) > STOPS:
+            raise PromptError(f"prompt {index} has {len(self._stops(params))} stop tokens: at most {STOPS} fit")
         return Request(index, prompt, params, segments=choose_round(self.plan, params, len(prompt)))
 
     def _stops(self, params: SamplingParams) -> tuple[int, ...]:
@@ -176,7 +177,7 @@ class Engine:
         write("length", [request.cached], at)
         write("active", [0], at)
         write("remaining", [params.max_new_tokens], at)
-        write("stops", [*stops, *[-1] * (MAX_STOPS - len(stops))], at * MAX_STOPS)
+        write("stops", [*stops, *[-1] * (STOPS - len(stops))], at * STOPS)
         write("temperature", [params.heat], at)
         write("seed", [params.seed], at)
         write("top_k", [params.top_k], at)
@@ -238,8 +239,8 @@ class Engine:
         return "pick[sample]" if sampled else "pick[greedy]"
 
 
-def _refuse_unrunnable(plan: Plan) -> None:
-    """What can be planned but not run by this version."""
+def refuse_unrunnable(plan: Plan) -> None:
+    """SpecError or DeviceError for what can be planned but not run by this version, on this machine."""
     if plan.model["fp8"]:
         raise SpecError("the target is an fp8 checkpoint: it can be planned, but this version cannot run it; use bf16")
     ranks = plan.spec["machine"]["tensor_parallel"]
@@ -247,11 +248,11 @@ def _refuse_unrunnable(plan: Plan) -> None:
         raise SpecError(
             f"machine.tensor_parallel = {ranks}: a group can be planned, but this version runs one rank; set 1"
         )
-    needed, present = plan.report["memory"]["total"], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, present = memory_needed(plan), host_memory()
     if needed > present:
         raise DeviceError(
-            f"the plan needs {needed / GIB:.1f} GiB, and this machine has {present / GIB:.1f}: choose a smaller model, "
-            f"or fewer or shorter sequences"
+            f"running the plan on a CPU needs {needed / GIB:.1f} GiB, and this machine has {present / GIB:.1f}: choose "
+            f"a smaller model, or fewer or shorter sequences"
         )
     dtype = plan.spec["cache"]["dtype"]
     if dtype not in ("auto", plan.model["dtype"]):

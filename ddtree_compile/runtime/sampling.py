@@ -45,6 +45,11 @@ class SamplingParams:
         _whole("top_k", self.top_k, 0, 1 << 30)
         _whole("seed", self.seed, 0, MAX_SEED)
         _whole("max_new_tokens", self.max_new_tokens, 1, (1 << 31) - 1)
+        for name in ("ignore_eos", "speculate"):
+            if type(getattr(self, name)) is not bool:
+                raise PromptError(f"sampling parameter {name} = {getattr(self, name)!r}: it must be True or False")
+        if not self.speculate and (self.bucket is not None or self.shape is not None):
+            raise PromptError("sampling parameter speculate = False goes with neither bucket nor shape")
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, (1 << 31) - 1)
         if self.shape not in (None, "tree", "chain"):

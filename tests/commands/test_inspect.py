@@ -112,3 +112,11 @@ def test_errors(spec: Path, plan: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert failed(capsys, bad)[0] == 3
     assert failed(capsys, tmp_path / "no.toml")[0] == 2
     assert failed(capsys, spec, "--segment", SEGMENT, "--svg", tmp_path)[0] == 2
+
+
+def test_a_plan_is_known_by_what_it_holds(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`plan -o my.plan` wrote it, and `inspect my.plan` said that it was no valid TOML."""
+    path = tmp_path / "my.plan"
+    path.write_text(plan.read_text())
+    assert main(["inspect", str(path)]) == 0
+    assert "verify[" in capsys.readouterr().out

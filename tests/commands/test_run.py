@@ -290,10 +290,11 @@ def test_text_is_never_cut_inside_a_character(tokenizer):
 
 def test_acceptance_by_depth_counts_rounds_that_got_there():
     # Three rounds: two drafted tokens accepted, then none, then one and the end of the request.
-    assert show_run.depths([3, 1, 2], cut=True) == [(2, 3), (1, 1), (0, 1)]
-    assert show_run.depths([3, 1, 2], cut=False) == [(2, 3), (1, 2), (0, 1)]
-    assert show_run.depths([1, 1], cut=False) == [(0, 2)]
-    assert show_run.depths([], cut=True) == []
+    assert show_run.depths([3, 1, 2], 7, cut=True) == [(2, 3), (1, 1), (0, 1)]
+    assert show_run.depths([3, 1, 2], 7, cut=False) == [(2, 3), (1, 2), (0, 1)]
+    assert show_run.depths([1, 1], 7, cut=False) == [(0, 2)]
+    assert show_run.depths([], 7, cut=True) == []
+    assert show_run.depths([3, 3], 2, cut=False) == [(2, 2), (2, 2)]  # there is no depth 3 that nobody accepted
 
 
 OWN = Defaults((), temperature=0.6, top_p=0.95, top_k=20, min_p=0.0, do_sample=True)

@@ -11,7 +11,8 @@ import pytest
 from support.lab import Lab, make_models, one_thread, prompts_of
 
 from ddtree_compile.errors import DeviceError, PromptError
-from ddtree_compile.runtime.engine import Engine
+from ddtree_compile.runtime.cpu import memory_needed
+from ddtree_compile.runtime.engine import Engine, refuse_unrunnable
 from ddtree_compile.runtime.sampling import MAX_SEED, Generation, SamplingParams
 
 SLOTS = 48
@@ -329,3 +330,39 @@ def test_nothing_to_do(lab):
     engine, _ = lab(1).watched()
     with engine:
         assert engine.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "says"),
+    [
+        ([[1, 2]], [], "1 prompts but 0 sampling parameters"),
+        ([1, 2, 3], None, "a list of lists of token ids"),
+        ("text", None, "a list of lists of token ids"),
+        ([[1]], [None], "must be a SamplingParams"),
+        ([[1]], {"temperature": 1.0}, "must be a SamplingParams"),
+    ],
+)
+def test_calls_that_mean_nothing_are_refused(lab, prompts, params, says):
+    """An empty list of parameters ran with the defaults; the others ended in errors of Python's own."""
+    engine, _ = lab(1).watched()
+    with engine, pytest.raises(PromptError, match=says):
+        engine.generate(prompts, params)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"speculate": "no"}, {"ignore_eos": 1}, {"speculate": False, "bucket": 4}, {"speculate": False, "shape": "tree"}],
+)
+def test_parameters_that_contradict_or_are_no_booleans(params):
+    with pytest.raises(PromptError, match="sampling parameter"):
+        SamplingParams(**params)
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_loaded(lab, monkeypatch):
+    """The plan's own bytes were compared with the machine's: unpacked to fp32, an int4 model takes eight times that."""
+    plan = lab(1).plan
+    numbers = sum(weight.value.type.numel for weight in plan.weights)
+    assert memory_needed(plan) > 4 * numbers + plan.report["memory"]["weights"]
+    monkeypatch.setattr("ddtree_compile.runtime.engine.host_memory", lambda: memory_needed(plan) - 1)
+    with pytest.raises(DeviceError, match="running the plan on a CPU needs"):
+        refuse_unrunnable(plan)

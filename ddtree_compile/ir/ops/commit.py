@@ -14,6 +14,8 @@ from torch import Tensor
 from ddtree_compile.ir.graph import Op, TensorType
 from ddtree_compile.ir.ops.record import OpRecord, table
 
+STOPS = 16  # stop tokens a sequence
+
 
 class Finish(IntEnum):
     """Why a sequence ended, as the device says it."""

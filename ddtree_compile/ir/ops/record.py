@@ -17,6 +17,11 @@ Reference = Callable[..., Any]
 ShapeRule = Callable[[Op], tuple[TensorType, ...]]
 
 
+def uniform_experts(rows: int, top_k: int, experts: int) -> float:
+    """Distinct experts that `rows` rows are expected to touch when routing is uniform."""
+    return experts * (1.0 - (1.0 - top_k / experts) ** rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What shapes do not tell and a price needs: committed tokens of each live sequence, how many sequences live,
@@ -24,9 +29,7 @@ class Facts:
 
     context: int
     live: int = 1
-    distinct_experts: Callable[[int, int, int], float] = lambda rows, top_k, experts: (
-        experts * (1.0 - (1.0 - top_k / experts) ** rows)
-    )
+    distinct_experts: Callable[[int, int, int], float] = uniform_experts
 
 
 FlopRule = Callable[[Op, Facts], float]
