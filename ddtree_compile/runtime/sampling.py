@@ -22,7 +22,8 @@ class SamplingParams:
     at most 1,024 tokens are looked at. A draw depends on (`seed`, position, token) alone; request i of a list that
     shares one SamplingParams has `seed + i`. The checkpoint's own end tokens end a sequence unless `ignore_eos`.
     `bucket` is the tree budget of each round (None: the plan's choice), `shape` "chain" drafts a chain even where the
-    plan has trees; `speculate=False` decodes one token a round. None of these three changes the tokens.
+    plan has trees; `speculate=False` decodes one token a round, whatever the other two say. None of the three changes
+    the tokens.
     """
 
     temperature: float = 0.0
@@ -48,8 +49,6 @@ class SamplingParams:
         for name in ("ignore_eos", "speculate"):
             if type(getattr(self, name)) is not bool:
                 raise PromptError(f"sampling parameter {name} = {getattr(self, name)!r}: it must be True or False")
-        if not self.speculate and (self.bucket is not None or self.shape is not None):
-            raise PromptError("sampling parameter speculate = False goes with neither bucket nor shape")
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, (1 << 31) - 1)
         if self.shape not in (None, "tree", "chain"):
